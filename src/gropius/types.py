@@ -207,6 +207,7 @@ class Episode:
     group_id, member: explicit identity; `group_id` is unique in a run. prompt_ids [P]; turns: what followed.
     finish_reason: why the episode ended; "length" means truncated. verdict: None until scored.
     sampling_time_s, scoring_time_s: seconds. policy_version, weight_digest: of the policy that drew it.
+    outcome_step: what the environment answered last, parts and raw metric included; None without an environment.
     """
 
     task: Task
@@ -222,6 +223,7 @@ class Episode:
     sampling_time_s: float = 0.0
     scoring_time_s: float = 0.0
     error: str = ""
+    outcome_step: EnvironmentStep | None = None
 
     @property
     def response_ids(self) -> NDArray[np.int64]:
