@@ -1,0 +1,17 @@
+"""Gropius: group-relative policy optimisation of language models; exact, fast on what you have, clear to the token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "explain", "explain_rewards"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load the public functions when they are first used, so that importing the package stays instant."""
+    if name in ("explain", "explain_rewards"):
+        import importlib
+
+        return getattr(importlib.import_module("gropius.objective.explain"), name)
+    raise AttributeError(f"module 'gropius' has no attribute {name!r}")

@@ -148,8 +148,8 @@ class Request:
 class Completion:
     """What an engine returns for one request.
 
-    token_ids [T]: as drawn, the stop token included. logprobs [T]: of the drawn token under softmax(logits / temperature),
-    the whole vocabulary (what the trainer computes). drawn_logprobs [T]: under the distribution it was drawn from
+    token_ids [T]: as drawn, the stop token included. logprobs [T]: of the drawn token under softmax(logits /
+    temperature), the whole vocabulary (what the trainer computes). drawn_logprobs [T]: under the distribution it was drawn from
     (after top-k, top-p, min-p); equal to `logprobs` when nothing is cut off.
     """
 
@@ -165,7 +165,7 @@ class Completion:
 
 @dataclass(frozen=True)
 class EnvironmentStep:
-    """What an environment answers to one reply: messages for the model (none when it is over) and, at the end, the score.
+    """What an environment answers to one reply: messages for the model (none when it is over) and the score at the end.
 
     parts: reward parts by name, given on the last step. raw: the unshaped success metric (0 or 1 where there is one).
     """

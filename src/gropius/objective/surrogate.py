@@ -1,0 +1,152 @@
+"""Surrogates: how the policy term uses ratio and advantage, per token, to be maximised. Torch.
+
+One function a kind, one row a kind in `SURROGATES`. Each returns the term and where its flat branch was chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gropius.objective.ratio import Segments
+from gropius.objective.spec import Surrogate
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """What a surrogate may look at; all [_L], masked positions already replaced by 0.
+
+    logprobs: log π (differentiable). log_ratio: at the declared level (differentiable where the level is). anchor:
+    log π_anchor. advantage: a constant. ratio_is_one: no ratio was declared, the term is A log π.
+    """
+
+    logprobs: Tensor
+    log_ratio: Tensor
+    anchor: Tensor
+    advantage: Tensor
+    segments: Segments
+    ratio_is_one: bool
+
+
+Term = tuple[Tensor, Tensor]
+
+
+def _never(inputs: Inputs) -> Tensor:
+    return torch.zeros_like(inputs.segments.mask)
+
+
+def _by_sign(positive: Tensor, above: float, below: float, like: Tensor) -> Tensor:
+    """[_L] one number where positive, another elsewhere, in the dtype of `like` (a bare number would be float32)."""
+    return torch.where(positive, torch.full_like(like, above), torch.full_like(like, below)).detach()
+
+
+def plain(axis: Surrogate, inputs: Inputs) -> Term:
+    """A log π without a ratio (REINFORCE), r A with one."""
+    if inputs.ratio_is_one:
+        return inputs.advantage * inputs.logprobs, _never(inputs)
+    return inputs.advantage * inputs.log_ratio.exp(), _never(inputs)
+
+
+def _flat(axis: Surrogate, ratio: Tensor, advantage: Tensor) -> Tensor:
+    """True where min(r A, clip(r) A) is the constant branch."""
+    above = (advantage > 0) & (ratio > 1 + axis.high)
+    below = (advantage < 0) & (ratio < 1 - axis.low)
+    return above | below
+
+
+def clip(axis: Surrogate, inputs: Inputs) -> Term:
+    """min(r A, clip(r, 1 − low, 1 + high) A); dual clip and ceiling act on A < 0 with a large ratio.
+
+    dual c: max(·, c A) for A < 0. ceiling δ: min(r, δ) in the unclipped branch. In a constant branch the gradient is 0.
+    Sources: PPO eq. 7; dual clip 1912.09729; two-sided clip 2505.07291; asymmetric bounds DAPO eq. 8.
+    """
+    ratio, advantage = inputs.log_ratio.exp(), inputs.advantage
+    free = ratio.clamp(max=axis.ceiling) if axis.ceiling else ratio
+    bounded = ratio.clamp(1 - axis.low, 1 + axis.high)
+    term = torch.minimum(free * advantage, bounded * advantage)
+    flat = _flat(axis, ratio, advantage)
+    if axis.ceiling:
+        flat = flat | ((advantage < 0) & (ratio > axis.ceiling))
+    if axis.dual:
+        floor = axis.dual * advantage
+        capped = (advantage < 0) & (term < floor)
+        term, flat = torch.where(capped, floor, term), flat | capped
+    return term, flat
+
+
+def capped(axis: Surrogate, inputs: Inputs) -> Term:
+    """sg(clip(r, cap_low, cap)) A log π: no token is dropped, its weight is bounded. Source: CISPO eqs. 4-5."""
+    ratio = inputs.log_ratio.detach().exp()
+    weight = ratio.clamp(axis.cap_low, axis.cap)
+    return weight * inputs.advantage * inputs.logprobs, weight != ratio
+
+
+def clip_masked(axis: Surrogate, inputs: Inputs) -> Term:
+    """sg(r) A log π where the clip would be active, 0 elsewhere: the clip's gradient. Source: CISPO eqs. 6-7."""
+    ratio = inputs.log_ratio.detach().exp()
+    flat = _flat(axis, ratio, inputs.advantage)
+    weight = torch.where(flat, torch.zeros_like(ratio), ratio)
+    return weight * inputs.advantage * inputs.logprobs, flat
+
+
+def soft_gate(axis: Surrogate, inputs: Inputs) -> Term:
+    """(4/τ) σ(τ (r − 1)) A, τ by the sign of A (0 takes the negative one). Source: SAPO eq. 5."""
+    positive = inputs.advantage > 0
+    tau = _by_sign(positive, axis.tau_positive, axis.tau_negative, inputs.log_ratio)
+    gate = torch.sigmoid(tau * (inputs.log_ratio.exp() - 1)) * 4 / tau
+    return gate * inputs.advantage, _never(inputs)
+
+
+def log_clip(axis: Surrogate, inputs: Inputs) -> Term:
+    """S A, S the geometric mean of token ratios clipped on the side A pushes: log r ≤ high for A > 0, ≥ −low for A < 0.
+
+    A clipped token has no gradient but stays in S. Source: GMPO 2507.20673.
+    """
+    raw, advantage = inputs.log_ratio, inputs.advantage
+    flat = ((advantage > 0) & (raw > axis.high)) | ((advantage < 0) & (raw < -axis.low))
+    bound = _by_sign(advantage > 0, axis.high, -axis.low, raw)
+    kept = torch.where(flat, bound, raw)
+    ratio = inputs.segments.spread(inputs.segments.average(kept)).exp()
+    return inputs.segments.select(ratio * advantage), flat
+
+
+def divergence_mask(axis: Surrogate, inputs: Inputs) -> Term:
+    """r A, 0 where the step would push a token that has already moved by more than `threshold` from the anchor.
+
+    Binary total variation |π − μ|, or binary KL(μ‖π) of the two outcomes (this token, any other); μ the anchor. The
+    gradient weight is min(r, cap). Source: DPPO 2602.04879.
+    """
+    ratio = inputs.log_ratio.exp()
+    weight = ratio.detach().clamp(max=axis.cap) if axis.cap else ratio.detach()
+    moved = DIVERGENCES[axis.divergence](inputs.anchor, inputs.logprobs.detach()) > axis.threshold
+    away = ((inputs.advantage > 0) & (weight > 1)) | ((inputs.advantage < 0) & (weight < 1))
+    flat = moved & away
+    step = weight * (1 + inputs.logprobs - inputs.logprobs.detach())
+    return torch.where(flat, torch.zeros_like(step), step * inputs.advantage), flat
+
+
+def _binary_tv(anchor: Tensor, policy: Tensor) -> Tensor:
+    return (policy.exp() - anchor.exp()).abs()
+
+
+def _binary_kl(anchor: Tensor, policy: Tensor) -> Tensor:
+    """KL of Bernoulli(μ) to Bernoulli(π), from log-probabilities; the complements are floored at 1e-12."""
+    mu, pi = anchor.exp(), policy.exp()
+    rest_mu, rest_pi = (1 - mu).clamp(min=1e-12), (1 - pi).clamp(min=1e-12)
+    return mu * (anchor - policy) + rest_mu * (rest_mu.log() - rest_pi.log())
+
+
+DIVERGENCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"tv": _binary_tv, "kl": _binary_kl}
+
+SURROGATES: dict[str, Callable[[Surrogate, Inputs], Term]] = {
+    "none": plain,
+    "clip": clip,
+    "capped": capped,
+    "clip_masked": clip_masked,
+    "soft_gate": soft_gate,
+    "log_clip": log_clip,
+    "divergence_mask": divergence_mask,
+}
