@@ -1,0 +1,72 @@
+"""Memory and disk by arithmetic: a run that cannot fit is refused before it starts. Pure functions, no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gropius.errors import RecipeError
+from gropius.recipe.resolve import Resolved
+from gropius.recipe.schema import TinyTable
+
+BYTES_PER_VALUE = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What there is: memory that the model may use (of the device it runs on), and free disk where `out` lies."""
+
+    memory_bytes: int
+    disk_free_bytes: int
+
+
+def tiny_parameters(shape: TinyTable, vocabulary: int) -> int:
+    """Parameters of the built-in Llama with tied embeddings: V h + layers (2 h² + 2 h k + 3 h m + 2 h) + h.
+
+    h hidden, k width of the key/value heads, m mlp, V vocabulary.
+
+    >>> tiny_parameters(TinyTable(hidden=4, layers=1, heads=2, kv_heads=1, mlp=8, context=16), vocabulary=10)
+    196
+    """
+    hidden, kv_width = shape.hidden, shape.hidden // shape.heads * shape.kv_heads
+    layer = 2 * hidden**2 + 2 * hidden * kv_width + 3 * hidden * shape.mlp + 2 * hidden
+    return vocabulary * hidden + shape.layers * layer + hidden
+
+
+def training_bytes(parameters: int, dtype: str, *, reference: bool) -> int:
+    """The least that training holds: weights, gradients, both AdamW moments, and the reference if there is one.
+
+    Activations come on top; they depend on `train.pack_tokens`. Errors: KeyError for an unknown dtype.
+    """
+    return parameters * BYTES_PER_VALUE[dtype] * (5 if reference else 4)
+
+
+def checkpoint_bytes(parameters: int, dtype: str) -> int:
+    """One checkpoint: the weights and both AdamW moments."""
+    return parameters * BYTES_PER_VALUE[dtype] * 3
+
+
+def refuse_what_cannot_fit(resolved: Resolved, parameters: int, machine: Machine) -> None:
+    """Refuse a run whose weights, gradients and moments exceed the memory, or whose kept checkpoints exceed the disk.
+
+    One checkpoint more than is kept lies on the disk while the oldest is not yet deleted.
+    Errors: RecipeError with the estimate and what to write instead.
+    """
+    needed = training_bytes(parameters, resolved.model.dtype, reference=resolved.derived.needs_reference)
+    if needed > machine.memory_bytes:
+        raise RecipeError(
+            f"model.source: {parameters:,} parameters need at least {_size(needed)} to train in {resolved.model.dtype} "
+            f"(weights, gradients, two moments{', reference' if resolved.derived.needs_reference else ''}), and there "
+            f"are {_size(machine.memory_bytes)}; choose a smaller model"
+            + (' or write model.dtype = "bfloat16"' if resolved.model.dtype == "float32" else "")
+        )
+    kept = resolved.checkpoint.keep_last + 1 if resolved.checkpoint.every else int(resolved.checkpoint.final)
+    needed = kept * checkpoint_bytes(parameters, resolved.model.dtype)
+    if needed > machine.disk_free_bytes:
+        raise RecipeError(
+            f"checkpoint.keep_last: {kept} checkpoints of {parameters:,} parameters need {_size(needed)}, and "
+            f"{resolved.out} has {_size(machine.disk_free_bytes)} free; keep fewer, or write another out"
+        )
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

