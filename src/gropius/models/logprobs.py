@@ -1,0 +1,205 @@
+"""From hidden states to the log-probability of chosen tokens, without ever holding the logits of all positions.
+
+    z = softcap(h Wᵀ + b) · scale / T        logprob_t = z[y_t] − log Σ_v exp z[v]        entropy = −Σ_v p_v log p_v
+
+The sampling temperature T is applied here and nowhere else. Only wanted positions are given in, rows are worked in
+chunks, and the backward pass forms its gradients chunk by chunk from recomputed logits: _T · _V numbers never exist.
+One loss is built on top of this; there is no fused loss beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from gropius.errors import ModelError
+
+CHUNK_NUMBERS = 1 << 23  # logits held at once: 32 MiB in float32
+
+
+@dataclass(frozen=True, eq=False)
+class Head:
+    """The map from hidden states to logits. weight [_V, d], bias [_V] or None, softcap: c·tanh(z/c), 0 is off;
+    scale: a factor on the logits that some architectures have.
+    """
+
+    weight: Tensor
+    bias: Tensor | None = None
+    softcap: float = 0.0
+    scale: float = 1.0
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> Head:
+        """The head of a transformers model, checked on three tokens against the model's own logits.
+
+        Raises ModelError where the architecture does something else between hidden states and logits.
+        """
+        layer = model.get_output_embeddings()
+        if not isinstance(layer, nn.Linear):
+            raise ModelError(f"{type(model).__name__} has no linear output head; log-probabilities need one")
+        config = model.config.get_text_config()
+        scale = float(getattr(config, "logit_scale", None) or 1.0) / float(
+            getattr(config, "logits_scaling", None) or 1.0
+        )
+        head = cls(layer.weight, layer.bias, float(getattr(config, "final_logit_softcapping", None) or 0.0), scale)
+        head._check(model)
+        return head
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[_T, d] → [_T, _V], before the temperature."""
+        z = nn.functional.linear(hidden, self.weight, self.bias)
+        if self.softcap:
+            z = self.softcap * torch.tanh(z / self.softcap)
+        return z * self.scale if self.scale != 1.0 else z
+
+    @torch.no_grad()
+    def _check(self, model: PreTrainedModel) -> None:
+        ids = torch.arange(3, device=self.weight.device)[None] % self.weight.shape[0]
+        theirs = model(input_ids=ids, use_cache=False).logits.double()
+        ours = self.logits(backbone(model)(input_ids=ids, use_cache=False).last_hidden_state).double()
+        if not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3 * max(1.0, float(theirs.abs().max()))):
+            raise ModelError(
+                f"{type(model).__name__} does more between hidden states and logits than weight, bias, softcap and "
+                "scale; it cannot be trained here without its own Head"
+            )
+
+
+def backbone(model: PreTrainedModel) -> nn.Module:
+    """The decoder below the head: its `last_hidden_state` [_N, _T, d] is what the head reads (final norm included)."""
+    body = model.get_decoder() if hasattr(model, "get_decoder") else None
+    return body if isinstance(body, nn.Module) and body is not model else model.base_model
+
+
+def token_logprobs(
+    hidden: Tensor,
+    head: Head,
+    targets: Tensor,
+    *,
+    temperature: float = 1.0,
+    entropy: bool = False,
+    float32_head: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probability of each target and, when asked, the entropy of each position's distribution.
+
+    hidden [_T, d]: of the positions that predict the targets, and of no others. targets [_T]: token ids.
+    temperature: the sampling temperature, > 0. float32_head: compute the head in float32 whatever dtype the rest has.
+    Returns logprobs [_T] and entropy [_T] (nats) or None; float32, or float64 for float64 inputs; both differentiable
+    in hidden, head.weight and head.bias. No position: empty tensors. Without gradients nothing is kept for a backward.
+    """
+    if not temperature > 0:
+        raise ValueError(f"temperature = {temperature}: log-probabilities of a policy need a temperature above 0")
+    if hidden.ndim != 2 or targets.shape != hidden.shape[:1]:
+        raise ValueError(f"hidden {tuple(hidden.shape)} and targets {tuple(targets.shape)} must be [_T, d] and [_T]")
+    dtype = _compute_dtype(hidden, float32_head)
+    knobs = _Knobs(head.scale / temperature, head.softcap, dtype, entropy)
+    logprobs, entropies = _ChunkedLogprobs.apply(hidden, head.weight, head.bias, targets, knobs)
+    return logprobs, entropies if entropy else None
+
+
+@dataclass(frozen=True)
+class _Knobs:
+    factor: float  # logits are multiplied by this after the softcap: scale / temperature
+    softcap: float
+    dtype: torch.dtype  # of the matrix product
+    entropy: bool
+
+
+def _compute_dtype(hidden: Tensor, float32_head: bool) -> torch.dtype:
+    if float32_head:
+        return torch.promote_types(torch.float32, hidden.dtype)
+    if hidden.dtype != torch.float64 and torch.is_autocast_enabled(hidden.device.type):
+        return torch.get_autocast_dtype(hidden.device.type)
+    return hidden.dtype
+
+
+def _scaled_logits(rows: Tensor, weight: Tensor, bias: Tensor | None, knobs: _Knobs) -> tuple[Tensor, Tensor | None]:
+    """Logits [c, _V] at the temperature in the accumulation dtype, and d softcap / d z where there is a softcap."""
+    z = torch.mm(rows, weight.t())
+    z = z.to(torch.promote_types(torch.float32, z.dtype))
+    if bias is not None:
+        z += bias
+    slope = None
+    if knobs.softcap:
+        bounded = torch.tanh_(z.div_(knobs.softcap))
+        slope = 1.0 - bounded.square()
+        z = bounded.mul(knobs.softcap)
+    return (z.mul_(knobs.factor) if knobs.factor != 1.0 else z), slope
+
+
+class _ChunkedLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, knobs: _Knobs
+    ) -> tuple[Tensor, Tensor]:
+        total = torch.promote_types(torch.float32, hidden.dtype)
+        logprobs = hidden.new_empty(len(targets), dtype=total)
+        normaliser = torch.empty_like(logprobs)
+        entropy = torch.empty_like(logprobs) if knobs.entropy else hidden.new_empty(0, dtype=total)
+        cast_weight = weight.to(knobs.dtype)
+        with torch.autocast(hidden.device.type, enabled=False):
+            for piece in _chunks(len(targets), weight.shape[0]):
+                z, _ = _scaled_logits(hidden[piece].to(knobs.dtype), cast_weight, bias, knobs)
+                normaliser[piece] = torch.logsumexp(z, dim=-1)
+                logprobs[piece] = z.gather(1, targets[piece, None])[:, 0] - normaliser[piece]
+                if knobs.entropy:
+                    p = torch.exp(z - normaliser[piece, None])
+                    entropy[piece] = normaliser[piece] - p.mul_(z).sum(-1)
+        ctx.save_for_backward(hidden, weight, bias, targets, normaliser, entropy)
+        ctx.knobs = knobs
+        return logprobs, entropy
+
+    @staticmethod
+    def backward(ctx: Any, g_logprobs: Tensor, g_entropy: Tensor) -> tuple[Tensor | None, ...]:
+        """d logprob / d z = 1[y] − p;  d entropy / d z = −p (log p + H)."""
+        hidden, weight, bias, targets, normaliser, entropy = ctx.saved_tensors
+        knobs: _Knobs = ctx.knobs
+        total = normaliser.dtype
+        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        g_hidden = torch.empty_like(hidden) if wants_hidden else None
+        g_weight = torch.zeros_like(weight, dtype=total) if wants_weight else None
+        g_bias = torch.zeros_like(bias, dtype=total) if wants_bias else None
+        cast_weight = weight.to(knobs.dtype)
+        with torch.autocast(hidden.device.type, enabled=False):
+            for piece in _chunks(len(targets), weight.shape[0]):
+                rows = hidden[piece].to(knobs.dtype)
+                z, slope = _scaled_logits(rows, cast_weight, bias, knobs)
+                of_entropy = (g_entropy[piece], entropy[piece]) if knobs.entropy else None
+                g = _logit_gradient(z, targets[piece], normaliser[piece], g_logprobs[piece], of_entropy)
+                g = g.mul_(knobs.factor) if knobs.factor != 1.0 else g
+                g = g.mul_(slope) if slope is not None else g
+                if g_bias is not None:
+                    g_bias += g.sum(0)
+                g = g.to(knobs.dtype)
+                if g_hidden is not None:
+                    g_hidden[piece] = torch.mm(g, cast_weight)
+                if g_weight is not None:
+                    g_weight += torch.mm(g.t(), rows)
+        return (
+            g_hidden,
+            None if g_weight is None else g_weight.to(weight.dtype),
+            None if g_bias is None else g_bias.to(bias.dtype),
+            None,
+            None,
+        )
+
+
+def _logit_gradient(
+    z: Tensor, targets: Tensor, normaliser: Tensor, g_logprobs: Tensor, of_entropy: tuple[Tensor, Tensor] | None
+) -> Tensor:
+    logp = z.sub_(normaliser[:, None])
+    p = logp.exp()
+    if of_entropy is None:
+        g = p.mul_(-g_logprobs[:, None])
+    else:
+        g_entropy, entropy = of_entropy
+        g = p.mul_(-g_logprobs[:, None] - (logp + entropy[:, None]).mul_(g_entropy[:, None]))
+    return g.scatter_add_(1, targets[:, None], g_logprobs[:, None])
+
+
+def _chunks(rows: int, vocabulary: int) -> list[slice]:
+    size = max(16, CHUNK_NUMBERS // max(1, vocabulary))
+    return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
