@@ -61,8 +61,8 @@ def load_tasks(
     if source.endswith((*READERS, ".gz")):
         raise DataError(f"{path}: no such file")
     raise DataError(
-        f'data.source = "{source}": no such task set, file or folder; {did_you_mean(source, TASKS)}. A source is one of '
-        "these names, a .jsonl, .json, .csv or .parquet file, a folder, module:function, or a hub id owner/name"
+        f'data.source = "{source}": no such task set, file or folder; {did_you_mean(source, TASKS)} A source is '
+        "one of these names, a .jsonl, .json, .csv or .parquet file, a folder, module:function, or a hub id owner/name"
     )
 
 
@@ -87,9 +87,7 @@ def _named(
     builder = TASKS[source]
     parameters = inspect.signature(builder).parameters
     if columns:
-        raise DataError(
-            f"data.columns has no effect on the task set {source}, which knows its own columns; leave it out"
-        )
+        raise DataError(f"data.columns has no effect on the task set {source}; leave it out")
     given = check_options(f"task set {source}", builder, options, DataError)
     given.setdefault("seed", seed)
     if "path" in given and (base_dir / given["path"]).exists():

@@ -159,8 +159,8 @@ def _parse(place: str, text: str, *, cut_off: bool) -> Any:
     try:
         return json.loads(text, parse_constant=refuse)
     except json.JSONDecodeError as fault:
-        if cut_off and text.strip()[:1] in "{[" and text.strip()[-1:] not in "}]":
-            raise DataError(f"{place}: the last line is cut off; the file is not whole") from None
+        if cut_off:
+            raise DataError(f"{place}: the last line is cut off or broken (no line end): {fault.msg}") from None
         raise DataError(f"{place}: broken JSON at column {fault.colno}: {fault.msg}") from None
     except (RecursionError, ValueError) as fault:  # nesting or digits beyond what the parser takes
         raise DataError(f"{place}: JSON that cannot be read: {fault}") from None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gropius.errors import DataError
+from gropius.errors import DataError, GropiusError
 from gropius.tasks.base import Solution, TaskSet, fingerprint
 from gropius.tasks.files import READERS, Row, Rows, clean_rows, read_rows
 from gropius.tasks.shapes import Shape, recognise, to_task
@@ -43,7 +43,8 @@ def from_path(path: Path, reading: Reading, held_out_path: Path | None = None) -
         path, held_out_path = _folder(path, held_out_path)
     rows = read_rows(path)
     unseen = None if held_out_path is None else read_rows(held_out_path)
-    return from_rows(path.stem if path.stem != "train" else path.parent.name, rows, unseen, reading)
+    name = path.name.partition(".")[0]
+    return from_rows(path.resolve().parent.name if name in ("train", "test") else name, rows, unseen, reading)
 
 
 def from_rows(name: str, rows: Rows, unseen: Rows | None, reading: Reading) -> TaskSet:
@@ -128,18 +129,19 @@ def from_hub(source: str, config: str, reading: Reading) -> TaskSet:
 
 
 def from_function(name: str, function: Callable[..., Any], options: Mapping[str, Any], reading: Reading) -> TaskSet:
-    """A task set from a function that returns a TaskSet, or rows: an iterable of tasks or of objects with named columns.
+    """A task set from a function that returns a TaskSet, or rows: an iterable of tasks, or of objects with columns.
 
-    The function gets the options, and `seed` when it has a parameter of that name. Raises DataError naming the
-    function.
+    The function gets the options, and `seed` when it has a parameter of that name. Raises DataError naming the function
+    and what it raised or returned.
     """
     extra = {"seed": reading.seed} if "seed" in inspect.signature(function).parameters else {}
     try:
         made = function(**{**extra, **options})
-    except TypeError as fault:
-        if fault.__traceback__ is not None and fault.__traceback__.tb_next is not None:
-            raise
-        raise DataError(f"{name}: {fault}; the options are {', '.join(options) or 'none'}") from None
+    except GropiusError:
+        raise
+    except (Exception, SystemExit) as fault:  # the boundary: a person's own function
+        given = ", ".join({**extra, **options}) or "none"
+        raise DataError(f"{name} raised {type(fault).__name__}: {fault} (options given: {given})") from fault
     if isinstance(made, TaskSet):
         return made
     if isinstance(made, (str, bytes, Mapping)) or not isinstance(made, Iterable):
