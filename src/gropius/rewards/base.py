@@ -1,0 +1,246 @@
+"""What a reward is, and the scorer that runs rewards in this process. No torch.
+
+A `Scorer` is the seam: a pool of killable processes or a remote service takes the place of `InProcessScorer` without
+anything else changing.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from gropius.errors import RewardError
+from gropius.types import Episode, Outcome, Verdict, rejected, scored, void
+
+Reward = Callable[[Episode], Outcome]
+Metric = Callable[[Episode, Outcome], "float | None"]
+Signature = Literal["built-in", "episode", "TRL", "verl", "OpenRLHF"]
+
+FAULTS_IN_A_ROW = 64
+_LOG = logging.getLogger("gropius.rewards")
+
+
+@dataclass(frozen=True)
+class BatchedReward:
+    """A reward that is called once for many episodes and returns one value each: a number, None (not applicable)."""
+
+    call: Callable[[Sequence[Episode]], Any]
+
+
+@dataclass(frozen=True)
+class RewardPart:
+    """One term of the reward: weight · function.
+
+    function: Episode → Outcome, number or None (not applicable to this episode), or a `BatchedReward`.
+    metric: how to read the unshaped task metric (accuracy) off this part; None when the part only shapes.
+    signature: how the function was understood. source: where it came from, for messages.
+    """
+
+    name: str
+    weight: float
+    function: Callable[[Episode], Any] | BatchedReward
+    metric: Metric | None = None
+    signature: Signature = "built-in"
+    source: str = ""
+
+    def label(self) -> str:
+        """The part as a message names it: `reward NAME (SOURCE)`."""
+        return f"reward {self.name}" + (f" ({self.source})" if self.source and self.source != self.name else "")
+
+
+class Scorer(Protocol):
+    """Judges episodes. unit: "episode" when each is judged alone, "group" when siblings must come together."""
+
+    @property
+    def unit(self) -> Literal["episode", "group"]:
+        """What must not be split over two calls."""
+        ...
+
+    async def score(self, episodes: Sequence[Episode]) -> list[Verdict]:
+        """One verdict an episode, in order."""
+        ...
+
+
+def outcome_as_metric(episode: Episode, outcome: Outcome) -> float | None:
+    """The metric of a part that is the metric: its value, 0 when rejected, None when void."""
+    return {"scored": outcome.value, "rejected": 0.0, "void": None}[outcome.status]
+
+
+@dataclass
+class InProcessScorer:
+    """Runs every part in this process, one after the other; fit for functions that are trusted not to hang.
+
+    verdict = Σ weight · value over the parts that apply, a rejected part counting `floor`
+    (or its own value where that is not 0).
+    Void: any part of non-zero weight that is void, no part that applies, or an episode that failed or was cancelled.
+    Rejected: every part that applies is. Scored otherwise. Reasons of the parts are kept. raw: the metric of the first
+    part that has one.
+    A function that raises, or returns a number that is not finite, makes that one episode void; when it fails for a
+    whole call and has never yet worked, or 64 times in a row, the run halts (RewardError). A wrong length or type
+    halts at once. A batched function that raises is asked again for each episode alone, to find the culprit.
+    """
+
+    parts: Sequence[RewardPart]
+    floor: float = 0.0
+    unit: Literal["episode", "group"] = "episode"
+    _worked: set[str] = field(default_factory=set, init=False, repr=False)
+    _faults_in_a_row: dict[str, int] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        names = [part.name for part in self.parts]
+        if not names or len(set(names)) != len(names):
+            raise RewardError(f"a scorer needs parts with different names, got: {', '.join(names) or 'none'}")
+        if not math.isfinite(self.floor) or not all(math.isfinite(part.weight) for part in self.parts):
+            raise RewardError("the floor and every weight must be finite")
+
+    async def score(self, episodes: Sequence[Episode]) -> list[Verdict]:
+        """One verdict an episode, in order. Raises RewardError naming the function that broke its contract."""
+        broken = {place for place, e in enumerate(episodes) if e.finish_reason in ("error", "cancelled")}
+        sound = [e for place, e in enumerate(episodes) if place not in broken]
+        columns = {part.name: iter(await self._column(part, sound)) for part in self.parts}
+        verdicts = []
+        for place, episode in enumerate(episodes):
+            if place in broken:
+                verdicts.append(Verdict(void(f"the episode ended by {episode.finish_reason}: {episode.error}")))
+                continue
+            found = {name: next(column) for name, column in columns.items()}
+            verdicts.append(self._verdict(episode, {n: o for n, o in found.items() if o is not None}))
+        if sound and not any(verdict.parts for verdict in verdicts):
+            _LOG.warning("every reward returned None (not applicable) for all %d episodes: all are void", len(sound))
+        return verdicts
+
+    def describe(self) -> tuple[str, ...]:
+        """One line a part: weight, how its function was understood, which is the task metric."""
+        first = next((part.name for part in self.parts if part.metric), None)
+        return tuple(
+            f"{part.name}: weight {part.weight:g}, signature {part.signature}"
+            + (f", from {part.source}" if part.source and part.source != part.name else "")
+            + (", task metric" if part.name == first else "")
+            for part in self.parts
+        )
+
+    async def _column(self, part: RewardPart, episodes: Sequence[Episode]) -> list[Outcome | None]:
+        if not episodes:
+            return []
+        function = part.function
+        if isinstance(function, BatchedReward):
+            values = await _batch_values(part, function, episodes)
+        else:
+            values = [await _value(function, episode) for episode in episodes]
+        faults: list[str | None] = []
+        outcomes: list[Outcome | None] = []
+        for episode, returned in zip(episodes, values, strict=True):
+            outcome, fault = self._checked(part, episode, returned)
+            outcomes.append(outcome)
+            faults.append(fault)
+        self._count(part, faults)
+        return outcomes
+
+    def _checked(self, part: RewardPart, episode: Episode, returned: Any) -> tuple[Outcome | None, str | None]:
+        """(outcome, fault): the fault is text when the function failed on this episode."""
+        if isinstance(returned, _Raised):
+            return void(f"{part.label()} raised {returned.text}"), f"raised {returned.text}"
+        if returned is None:
+            return None, None
+        if isinstance(returned, Outcome):
+            unpaid = returned.status == "rejected" and not returned.value
+            return (rejected(returned.reason, self.floor) if unpaid else returned), None
+        if isinstance(returned, (bool, np.bool_)) or not isinstance(returned, (int, float, np.integer, np.floating)):
+            raise RewardError(
+                f"{part.label()} returned a {type(returned).__name__} ({_short(returned)}) for {_whose(episode)}; "
+                "return a finite number, None (not applicable) or an Outcome"
+            )
+        try:
+            value = float(returned)
+        except OverflowError:
+            value = math.inf
+        if not math.isfinite(value):
+            fault = f"returned {_short(returned)}, which is not finite"
+            return void(f"{part.label()} {fault}"), f"{fault}, for {_whose(episode)}"
+        return scored(value), None
+
+    def _count(self, part: RewardPart, faults: Sequence[str | None]) -> None:
+        first = next((fault for fault in faults if fault is not None), None)
+        for fault in faults:
+            self._faults_in_a_row[part.name] = 0 if fault is None else self._faults_in_a_row.get(part.name, 0) + 1
+        if None in faults:
+            self._worked.add(part.name)
+        failed = sum(fault is not None for fault in faults)
+        in_a_row = self._faults_in_a_row[part.name]
+        if failed == len(faults) and (part.name not in self._worked or in_a_row >= FAULTS_IN_A_ROW):
+            raise RewardError(
+                f"{part.label()} failed for all {max(failed, in_a_row)} episodes it was asked about: {first}"
+            )
+        if failed:
+            _LOG.warning("%s failed for %d of %d episodes (void): %s", part.label(), failed, len(faults), first)
+
+    def _verdict(self, episode: Episode, parts: Mapping[str, Outcome]) -> Verdict:
+        raw = None
+        metric = next((part for part in self.parts if part.metric and part.name in parts), None)
+        if metric is not None and metric.metric is not None:
+            raw = metric.metric(episode, parts[metric.name])
+        weights = {part.name: part.weight for part in self.parts}
+        reasons = [f"{name}: {outcome.reason}" for name, outcome in parts.items() if outcome.reason]
+        broken = [name for name, outcome in parts.items() if outcome.status == "void" and weights[name] != 0]
+        if broken or not parts:
+            return Verdict(void("; ".join(reasons) or "no reward applies to this episode"), parts, None)
+        counted = [(weights[name], outcome) for name, outcome in parts.items() if outcome.status != "void"]
+        total = sum(weight * float(outcome.value or 0.0) for weight, outcome in counted)
+        if not math.isfinite(total):
+            raise RewardError(f"the weighted sum of the rewards is {total} for {_whose(episode)}; use smaller weights")
+        status: Literal["scored", "rejected"] = "scored"
+        if counted and all(outcome.status == "rejected" for _, outcome in counted):
+            status = "rejected"
+        return Verdict(Outcome(status, total, "; ".join(reasons)), parts, raw)
+
+
+@dataclass(frozen=True)
+class _Raised:
+    """Stands for the value of a function that raised."""
+
+    text: str
+
+
+async def _value(function: Callable[[Episode], Any], episode: Episode) -> Any:
+    try:
+        returned = function(episode)
+        return await returned if inspect.isawaitable(returned) else returned
+    except RewardError:
+        raise
+    except (Exception, SystemExit) as fault:  # the boundary: a person's reward function
+        return _Raised(f"{type(fault).__name__}: {fault}")
+
+
+async def _batch_values(part: RewardPart, function: BatchedReward, episodes: Sequence[Episode]) -> list[Any]:
+    returned = await _value(function.call, episodes)  # type: ignore[arg-type]
+    if isinstance(returned, _Raised):
+        if len(episodes) == 1:
+            return [returned]
+        return [value for episode in episodes for value in await _batch_values(part, function, [episode])]
+    if isinstance(returned, np.ndarray) and returned.ndim == 1:
+        returned = returned.tolist()
+    if not isinstance(returned, (list, tuple)):
+        raise RewardError(
+            f"{part.label()} returned a {type(returned).__name__} ({_short(returned)}), not a list, for {len(episodes)} "
+            f"completions; return {len(episodes)} numbers (None where not applicable)"
+        )
+    if len(returned) != len(episodes):
+        raise RewardError(
+            f"{part.label()} returned {len(returned)} values for {len(episodes)} completions; return one each"
+        )
+    return list(returned)
+
+
+def _whose(episode: Episode) -> str:
+    return f"group {episode.group_id} member {episode.member} (task {episode.task.key})"
+
+
+def _short(value: Any) -> str:
+    text = ascii(value)
+    return text if len(text) <= 60 else text[:57] + "..."
