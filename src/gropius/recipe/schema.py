@@ -73,8 +73,8 @@ class TinyTable(Table):
     layers: Count = Field(4, description="decoder layers")
     heads: Count = Field(4, description="attention heads; divides hidden into an even head width")
     kv_heads: Count = Field(4, description="key/value heads; divides heads")
-    mlp: Count = Field(384, description="inner width of the gated MLP")
-    context: Count = Field(512, description="longest prompt plus response, tokens")
+    mlp: Count = Field(352, description="inner width of the gated MLP")
+    context: Count = Field(256, description="longest prompt plus response, tokens")
 
 
 class ModelTable(Table):
