@@ -1,0 +1,285 @@
+"""What the run folder holds of one response, as a record and as a Parquet row. No torch.
+
+`ResponseRecord` and `ROLLOUT_SCHEMA` have the same fields; a per-token list has one value for every id after the prompt
+(the environment's too, where it is 0), or is absent as a whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from gropius.types import Episode, Group, Outcome, Status
+
+Array = NDArray[np.float64]
+
+GREEDY_MEMBER = -1
+NEVER_TRAINED = -1
+
+_TOKENS = pa.list_(pa.int32())
+_LOGPROBS = pa.list_(pa.float32())
+_FLOATS = pa.list_(pa.float64())
+_PART = pa.struct([("value", pa.float64()), ("status", pa.string()), ("reason", pa.string())])
+
+ROLLOUT_SCHEMA: pa.Schema = pa.schema(
+    [
+        pa.field("step", pa.int32(), nullable=False),
+        pa.field("group_id", pa.string(), nullable=False),
+        pa.field("member", pa.int32(), nullable=False),
+        pa.field("task_key", pa.string(), nullable=False),
+        pa.field("prompt_ids", _TOKENS, nullable=False),
+        pa.field("response_ids", _TOKENS, nullable=False),
+        pa.field("prompt_text", pa.string(), nullable=False),
+        pa.field("response_text", pa.string(), nullable=False),
+        pa.field("messages", pa.string(), nullable=False),
+        pa.field("loss_mask", pa.list_(pa.bool_()), nullable=False),
+        pa.field("parts", pa.map_(pa.string(), _PART), nullable=False),
+        pa.field("status", pa.string()),
+        pa.field("reward", pa.float64()),
+        pa.field("reason", pa.string(), nullable=False),
+        pa.field("raw", pa.float64()),
+        pa.field("state", pa.string(), nullable=False),
+        pa.field("advantage", pa.float64()),
+        pa.field("token_advantages", _FLOATS),
+        pa.field("skipped", pa.bool_(), nullable=False),
+        pa.field("update", pa.int32(), nullable=False),
+        pa.field("duplicate", pa.bool_(), nullable=False),
+        pa.field("truncated", pa.bool_(), nullable=False),
+        pa.field("finish_reason", pa.string(), nullable=False),
+        pa.field("error", pa.string(), nullable=False),
+        pa.field("policy_version", pa.int64(), nullable=False),
+        pa.field("weight_digest", pa.string(), nullable=False),
+        pa.field("sampling_time_s", pa.float64(), nullable=False),
+        pa.field("scoring_time_s", pa.float64(), nullable=False),
+        pa.field("sampler", _LOGPROBS),
+        pa.field("drawn", _LOGPROBS),
+        pa.field("anchor", _LOGPROBS),
+        pa.field("policy", _LOGPROBS),
+        pa.field("reference", _LOGPROBS),
+        pa.field("entropy", _LOGPROBS),
+        pa.field("weight", _FLOATS),
+        pa.field("contribution", _FLOATS),
+    ]
+)
+_SURROGATE = re.compile("[\ud800-\udfff]")
+TOKEN_LISTS = (
+    "token_advantages", "sampler", "drawn", "anchor", "policy", "reference", "entropy", "weight", "contribution",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """What selection and training add to one response. Every array has length T (environment tokens included).
+
+    state: of the group. advantage: of the response; None when it has none (void, dropped). token_advantages: only where
+    tokens of one response differ. skipped: never run forward. update: which optimiser step of the batch trained it
+    first, counted from 0; NEVER_TRAINED when none did. anchor, policy, reference: log-probabilities, policy at that
+    first update. entropy: nats. weight: of the token in the loss. contribution: what the token added to the loss.
+    """
+
+    state: str
+    advantage: float | None = None
+    skipped: bool = True
+    update: int = NEVER_TRAINED
+    token_advantages: Array | None = None
+    anchor: NDArray[Any] | None = None
+    policy: NDArray[Any] | None = None
+    reference: NDArray[Any] | None = None
+    entropy: NDArray[Any] | None = None
+    weight: Array | None = None
+    contribution: Array | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class ResponseRecord:
+    """One response of one step: one row of a rollout file. See `Trained` for what training adds.
+
+    member: GREEDY_MEMBER for the greedy response of a baseline, which is never trained. messages: JSON. status, reward,
+    reason: of the outcome; all absent while unscored. duplicate: an earlier sibling has the same ids.
+    """
+
+    step: int
+    group_id: str
+    member: int
+    task_key: str
+    prompt_ids: NDArray[np.int64]
+    response_ids: NDArray[np.int64]
+    prompt_text: str
+    response_text: str
+    messages: str
+    loss_mask: NDArray[np.bool_]
+    parts: Mapping[str, Outcome]
+    status: Status | None
+    reward: float | None
+    reason: str
+    raw: float | None
+    state: str
+    advantage: float | None
+    token_advantages: NDArray[Any] | None
+    skipped: bool
+    update: int
+    duplicate: bool
+    truncated: bool
+    finish_reason: str
+    error: str
+    policy_version: int
+    weight_digest: str
+    sampling_time_s: float
+    scoring_time_s: float
+    sampler: NDArray[Any] | None
+    drawn: NDArray[Any] | None
+    anchor: NDArray[Any] | None
+    policy: NDArray[Any] | None
+    reference: NDArray[Any] | None
+    entropy: NDArray[Any] | None
+    weight: NDArray[Any] | None
+    contribution: NDArray[Any] | None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the model wrote."""
+        return int(self.loss_mask.sum())
+
+
+def clean_text(text: str) -> str:
+    """Replace lone surrogates by U+FFFD: neither Parquet nor UTF-8 can hold them.
+
+    >>> clean_text("a\\ud800b")
+    'a\ufffdb'
+    """
+    return _SURROGATE.sub("\ufffd", text)
+
+
+def records_of(
+    step: int,
+    groups: Iterable[Group],
+    trained: Mapping[tuple[str, int], Trained],
+    decode: Callable[[Sequence[int]], str],
+) -> list[ResponseRecord]:
+    """Records of every response of the groups, in order, a greedy baseline response last in its group.
+
+    trained: by (group_id, member); a response that is not in it was never trained. decode: token ids → text.
+    """
+    records = []
+    for group in groups:
+        seen: set[bytes] = set()
+        prompt_text = decode(group.episodes[0].prompt_ids.tolist())
+        for episode in group.episodes:
+            ids = episode.response_ids.tobytes()
+            added = trained.get((group.group_id, episode.member), Trained(""))
+            records.append(_record(step, episode, (episode.member, ids in seen, prompt_text), added))
+            seen.add(ids)
+        if group.baseline_episode is not None:
+            member = (GREEDY_MEMBER, False, prompt_text)
+            records.append(_record(step, group.baseline_episode, member, Trained("greedy")))
+    return records
+
+
+def _record(step: int, episode: Episode, where: tuple[int, bool, str], added: Trained) -> ResponseRecord:
+    member, duplicate, prompt_text = where
+    verdict = episode.verdict
+    outcome = verdict.outcome if verdict else None
+    return ResponseRecord(
+        step=step,
+        group_id=episode.group_id,
+        member=member,
+        task_key=episode.task.key,
+        prompt_ids=episode.prompt_ids,
+        response_ids=episode.response_ids,
+        prompt_text=prompt_text,
+        response_text="".join(turn.text for turn in episode.turns),
+        messages=json.dumps(list(episode.messages), allow_nan=False, ensure_ascii=False),
+        loss_mask=episode.loss_mask,
+        parts=verdict.parts if verdict else {},
+        status=outcome.status if outcome else None,
+        reward=outcome.value if outcome else None,
+        reason=outcome.reason if outcome else "",
+        raw=verdict.raw if verdict else None,
+        duplicate=duplicate,
+        truncated=episode.truncated,
+        finish_reason=episode.finish_reason,
+        error=episode.error,
+        policy_version=episode.policy_version,
+        weight_digest=episode.weight_digest,
+        sampling_time_s=episode.sampling_time_s,
+        scoring_time_s=episode.scoring_time_s,
+        sampler=episode.sampler_logprobs,
+        drawn=episode.drawn_logprobs,
+        **{field.name: getattr(added, field.name) for field in dataclasses.fields(Trained)},
+    )
+
+
+def to_table(records: Sequence[ResponseRecord], *, token_lists: bool = True) -> pa.Table:
+    """Lay records out as a table of ROLLOUT_SCHEMA; without `token_lists` every per-token list but the mask is absent.
+
+    Errors: ValueError when a per-token list has not one value for every id after the prompt.
+    """
+    for record in records:
+        _check_lengths(record)
+    columns: dict[str, Any] = {}
+    for name, kind in zip(ROLLOUT_SCHEMA.names, ROLLOUT_SCHEMA.types, strict=True):
+        values = [getattr(record, name) for record in records]
+        if name in TOKEN_LISTS and not token_lists:
+            values = [None] * len(values)
+        columns[name] = pa.array([_storable(value) for value in values], type=kind)
+    return pa.table(columns, schema=ROLLOUT_SCHEMA)
+
+
+def _check_lengths(record: ResponseRecord) -> None:
+    expected = len(record.response_ids)
+    for name in ("loss_mask", *TOKEN_LISTS):
+        values = getattr(record, name)
+        if values is not None and len(values) != expected:
+            raise ValueError(
+                f"step {record.step}, group {record.group_id}, member {record.member}: {name} has {len(values)} values "
+                f"for {expected} ids after the prompt"
+            )
+
+
+def _storable(value: Any) -> Any:
+    if isinstance(value, str):
+        return clean_text(value)
+    if isinstance(value, Mapping):
+        return [
+            (clean_text(name), {"value": part.value, "status": part.status, "reason": clean_text(part.reason)})
+            for name, part in value.items()
+        ]
+    return value
+
+
+def from_table(table: pa.Table) -> list[ResponseRecord]:
+    """Read records back from a table of ROLLOUT_SCHEMA. Errors: KeyError naming a missing column."""
+    columns = {name: table.column(name) for name in ROLLOUT_SCHEMA.names}
+    arrays = {name for name, kind in zip(ROLLOUT_SCHEMA.names, ROLLOUT_SCHEMA.types, strict=True) if _is_list(kind)}
+    records = []
+    for row in range(table.num_rows):
+        values: dict[str, Any] = {}
+        for name, column in columns.items():
+            cell = column[row]
+            if name in arrays:
+                values[name] = _array(cell)
+            elif name == "parts":
+                values[name] = {key: Outcome(p["status"], p["value"], p["reason"]) for key, p in cell.as_py() or []}
+            else:
+                values[name] = cell.as_py()
+        records.append(ResponseRecord(**values))
+    return records
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind))
+
+
+def _array(cell: pa.ListScalar) -> NDArray[Any] | None:
+    if not cell.is_valid:
+        return None
+    values: NDArray[Any] = cell.values.to_numpy(zero_copy_only=False)
+    return values.astype(np.int64) if values.dtype == np.int32 else values

@@ -1,0 +1,259 @@
+"""Write a run folder: one owner, whole files or none, strict JSON. No torch.
+
+Every file is written under a temporary name, fsynced and renamed, so a reader never sees half of one. `metrics.jsonl`
+is the exception: it only grows, one line by one write.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from gropius.errors import RunFolderError, RunHalted
+from gropius.records.schema import ResponseRecord, clean_text, to_table
+
+LOCK = "run.lock"
+RESOLVED = "resolved.json"
+METRICS = "metrics.jsonl"
+FINDINGS = "findings.json"
+ROLLOUTS = "rollouts"
+CHECKPOINTS = "checkpoints"
+LOGS = "logs"
+
+Number = float | int | None
+
+
+def rollout_file(folder: Path, step: int) -> Path:
+    """The rollout file of a step.
+
+    >>> rollout_file(Path("runs/a"), 7).as_posix()
+    'runs/a/rollouts/step-000007.parquet'
+    """
+    return folder / ROLLOUTS / f"step-{step:06d}.parquet"
+
+
+class RunWriter:
+    """The only writer of a run folder, from `create` or `reopen` until `close`; a context manager.
+
+    The lock is the operating system's: it ends with the process, however it ends, so there is no stale lock.
+    """
+
+    def __init__(self, folder: Path, lock: int, *, fsync: bool = False) -> None:
+        self.folder = folder
+        self._lock: int | None = lock
+        self._fsync = fsync
+        self._metrics = os.open(folder / METRICS, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+    @classmethod
+    def create(cls, folder: Path, document: Mapping[str, Any], *, fsync: bool = False) -> RunWriter:
+        """Make a run folder and store the resolved recipe in it.
+
+        document: what resolved.json holds. fsync: flush metrics.jsonl to the disk after every line.
+        Errors: RunFolderError when the folder is taken, in use, or cannot be written.
+        """
+        try:
+            _refuse_taken(folder)
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = _take_lock(folder)
+        except OSError as error:
+            raise RunFolderError(f"{folder}: cannot be made: {error.strerror}; write another out or name") from error
+        try:
+            _refuse_taken(folder)
+            write_json(folder / RESOLVED, document)
+            for name in (ROLLOUTS, CHECKPOINTS, LOGS):
+                (folder / name).mkdir(exist_ok=True)
+            return cls(folder, lock, fsync=fsync)
+        except BaseException:
+            os.close(lock)
+            raise
+
+    @classmethod
+    def reopen(cls, folder: Path, *, fsync: bool = False) -> RunWriter:
+        """Take an existing run folder to continue it; a half-written last line of metrics.jsonl is cut off.
+
+        Errors: RunFolderError when it is no run folder, or another process is writing it.
+        """
+        if not (folder / RESOLVED).is_file():
+            raise RunFolderError(f"{folder}: no {RESOLVED} here, so this is no run folder")
+        try:
+            lock = _take_lock(folder)
+            _cut_half_line(folder / METRICS)
+            return cls(folder, lock, fsync=fsync)
+        except OSError as error:
+            raise RunFolderError(f"{folder}: cannot be written: {error.strerror}") from error
+
+    def write_metrics(self, step: int, metrics: Mapping[str, Number]) -> None:
+        """Append one line: the step, its metrics, and by name those that are not finite (null in place of the value).
+
+        Errors: RunHalted when the disk refuses; the line is then taken back as a whole.
+        """
+        row: dict[str, Any] = {"step": step}
+        strange = {}
+        for name, value in metrics.items():
+            number = _plain(value)
+            if isinstance(number, float) and not math.isfinite(number):
+                strange[name] = str(number)
+                number = None
+            row[name] = number
+        if strange:
+            row["non_finite"] = strange
+        line = (json.dumps(row, allow_nan=False) + "\n").encode()
+        size = os.fstat(self._metrics).st_size
+        try:
+            written = os.write(self._metrics, line)
+            if written < len(line):
+                raise OSError(28, "No space left on device")
+            if self._fsync:
+                os.fsync(self._metrics)
+        except OSError as error:
+            os.ftruncate(self._metrics, size)
+            raise _halted(self.folder / METRICS, error) from error
+
+    def write_rollouts(self, step: int, records: Sequence[ResponseRecord], *, token_lists: bool = True) -> Path:
+        """Write a step's responses; writing a step again replaces it. Errors: RunHalted when the disk refuses."""
+        sink = pa.BufferOutputStream()
+        pq.write_table(to_table(records, token_lists=token_lists), sink, compression="zstd", write_page_checksum=True)
+        path = rollout_file(self.folder, step)
+        write_whole(path, sink.getvalue())
+        return path
+
+    def write_findings(self, findings: Sequence[Mapping[str, Any]]) -> None:
+        """Replace findings.json. Errors: RunHalted when the disk refuses; ValueError for a non-finite number."""
+        write_json(self.folder / FINDINGS, list(findings))
+
+    def close(self) -> None:
+        """Release the folder. May be called twice."""
+        if self._lock is not None:
+            os.close(self._metrics)
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> RunWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def write_whole(path: Path, data: bytes | pa.Buffer) -> None:
+    """Write a file so that it is there whole or not at all: temporary name, fsync, rename, fsync of the folder.
+
+    Errors: RunHalted naming the file when the disk refuses; the temporary file is removed.
+    """
+    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    try:
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise _halted(path, error) from error
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write strict JSON whole, lone surrogates replaced. Errors: ValueError for NaN or infinity; RunHalted (disk)."""
+    write_whole(path, (clean_text(json.dumps(value, allow_nan=False, ensure_ascii=False, indent=2)) + "\n").encode())
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush a folder's entries (a rename) to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def lock_holder(folder: Path) -> str | None:
+    """Who is writing the run folder (`process 17 since 2026-01-31 10:00:00`), or None when nobody is."""
+    try:
+        descriptor = os.open(folder / LOCK, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return _holder(os.pread(descriptor, 4096, 0))
+    else:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def _take_lock(folder: Path) -> int:
+    """Hold the lock, and write into it who holds it."""
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = _holder(os.pread(descriptor, 4096, 0))
+        os.close(descriptor)
+        raise RunFolderError(
+            f"{folder}: in use by {holder}; wait for it or stop it, or write another name (--set name=…)"
+        ) from error
+    started = time.strftime("%Y-%m-%d %H:%M:%S")
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "started": started}).encode(), 0)
+    return descriptor
+
+
+def _holder(data: bytes) -> str:
+    try:
+        content = json.loads(data)
+        return f"process {int(content['pid'])} since {content['started']}"
+    except (ValueError, KeyError, TypeError):
+        return "another process"
+
+
+def _refuse_taken(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise RunFolderError(f"{folder}: is a file, and a run folder goes there; write another out or name")
+    if not folder.exists() or all(entry.name == LOCK for entry in folder.iterdir()):
+        return
+    other = "write another name (--set name=…) or out (--set out=…)"
+    if not (folder / RESOLVED).is_file():
+        raise RunFolderError(f"{folder}: is not empty and holds no run; {other}")
+    if holder := lock_holder(folder):
+        raise RunFolderError(f"{folder}: in use by {holder}; wait for it or stop it, or {other}")
+    raise RunFolderError(f"{folder}: already holds a run; continue it with `gropius resume {folder}`, or {other}")
+
+
+def _cut_half_line(path: Path) -> None:
+    if not path.is_file():
+        return
+    with path.open("rb+") as file:
+        data = file.read()
+        if data and not data.endswith(b"\n"):
+            file.truncate(data.rfind(b"\n") + 1)
+
+
+def _plain(value: Any) -> Number:
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    number = value.item() if hasattr(value, "item") else value
+    if isinstance(number, int | float):
+        return number
+    raise TypeError(f"a metric is a number, got {type(value).__name__}")
+
+
+def _halted(path: Path, error: OSError) -> RunHalted:
+    return RunHalted(
+        f"{path}: cannot be written: {error.strerror}. Nothing half-written is left; make room, then continue the run"
+    )
