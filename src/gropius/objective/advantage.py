@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,9 @@ from gropius.errors import ObjectiveError
 from gropius.objective.spec import Advantage
 
 Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
+Members = list[Indices]
+BaselineRule = Callable[[Array, Members, "RewardTable"], Array]
 ROUNDING = 1e-12
 
 
@@ -23,7 +26,8 @@ ROUNDING = 1e-12
 class RewardTable:
     """The rewards of one batch, with everything a baseline may look at.
 
-    rewards [n, parts]: one column for `sum_then_normalise` (already weighted and summed), one a part otherwise.
+    rewards [n, parts]: one column for `sum_then_normalise` (already weighted and summed), one a part otherwise; NaN
+    where a part does not apply to a response: it then takes no part in that part's statistics and gets 0 from it.
     part_weights [parts]. group [n]: index of the response's group. length_tokens [n]: loss tokens. valid [n]:
     takes part in the statistics; the others get 0. greedy [groups]: the greedy response's reward, for that baseline.
     names [groups]: group ids, for messages.
@@ -31,11 +35,23 @@ class RewardTable:
 
     rewards: Array
     part_weights: Array
-    group: NDArray[np.int64]
-    length_tokens: NDArray[np.int64]
+    group: Indices
+    length_tokens: Indices
     valid: NDArray[np.bool_]
     names: Sequence[str]
     greedy: Array | None = None
+
+    @property
+    def totals(self) -> Array:
+        """[n] Σ weight · part over the parts that apply."""
+        return np.array([math.fsum(row[~np.isnan(row)]) for row in self.rewards * self.part_weights], np.float64)
+
+    def part(self, p: int) -> RewardTable:
+        """The table of one part alone: responses it does not apply to are not valid."""
+        column = self.rewards[:, p]
+        absent = np.isnan(column)
+        values = np.where(absent, 0.0, column)[:, None]
+        return replace(self, rewards=values, part_weights=np.ones(1), valid=self.valid & ~absent)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,13 +69,15 @@ class Credit:
 
 
 def mean(values: Sequence[float] | Array) -> float:
-    """Exactly rounded mean. Errors: ObjectiveError when empty.
+    """Σ v / n from an exactly rounded sum; the value itself when all are equal. Errors: ObjectiveError when empty.
 
     >>> mean([0.1, 0.1, 0.1]) == 0.1
     True
     """
     if len(values) == 0:
         raise ObjectiveError("an empty group has no mean; a group needs at least one response")
+    if max(values) == min(values):
+        return float(values[0])
     return math.fsum(values) / len(values)
 
 
@@ -77,17 +95,17 @@ def std(values: Sequence[float] | Array, ddof: int) -> float:
     return math.sqrt(math.fsum((float(v) - centre) ** 2 for v in values) / (len(values) - ddof))
 
 
-def _no_baseline(rewards: Array, members: list[Array], table: RewardTable) -> Array:
+def _no_baseline(rewards: Array, members: Members, table: RewardTable) -> Array:
     return np.zeros_like(rewards)
 
 
-def _batch_mean(rewards: Array, members: list[Array], table: RewardTable) -> Array:
+def _batch_mean(rewards: Array, members: Members, table: RewardTable) -> Array:
     valid = rewards[table.valid]
     return np.full_like(rewards, mean(valid) if len(valid) else 0.0)
 
 
-def _per_group(rule: Callable[[Array], Array]) -> Callable[[Array, list[Array], RewardTable], Array]:
-    def apply(rewards: Array, members: list[Array], table: RewardTable) -> Array:
+def _per_group(rule: Callable[[Array], Array]) -> BaselineRule:
+    def apply(rewards: Array, members: Members, table: RewardTable) -> Array:
         out = np.zeros_like(rewards)
         for index in members:
             out[index] = rule(rewards[index])
@@ -103,7 +121,7 @@ def _leave_one_out(values: Array) -> Array:
     return np.array([(total - v) / (len(values) - 1) for v in values])
 
 
-def _length_weighted(rewards: Array, members: list[Array], table: RewardTable) -> Array:
+def _length_weighted(rewards: Array, members: Members, table: RewardTable) -> Array:
     out = np.zeros_like(rewards)
     for index in members:
         lengths = table.length_tokens[index].astype(np.float64)
@@ -112,17 +130,17 @@ def _length_weighted(rewards: Array, members: list[Array], table: RewardTable) -
     return out
 
 
-def _greedy(rewards: Array, members: list[Array], table: RewardTable) -> Array:
+def _greedy(rewards: Array, members: Members, table: RewardTable) -> Array:
     if table.greedy is None or not np.all(np.isfinite(table.greedy)):
         raise ObjectiveError('advantage.baseline = "greedy" needs the reward of a greedy response for every group')
     return table.greedy[table.group]
 
 
-def _critic(rewards: Array, members: list[Array], table: RewardTable) -> Array:
+def _critic(rewards: Array, members: Members, table: RewardTable) -> Array:
     raise ObjectiveError('advantage.baseline = "critic" needs a value model, which does not exist yet')
 
 
-BASELINES: dict[str, Callable[[Array, list[Array], RewardTable], Array]] = {
+BASELINES: dict[str, BaselineRule] = {
     "none": _no_baseline,
     "batch_mean": _batch_mean,
     "group_mean": _per_group(lambda values: np.full_like(values, mean(values))),
@@ -134,7 +152,7 @@ BASELINES: dict[str, Callable[[Array, list[Array], RewardTable], Array]] = {
 GROUP_RELATIVE = ("group_mean", "leave_one_out", "length_weighted")
 
 
-def _scale(axis: Advantage, rewards: Array, centred: Array, members: list[Array], table: RewardTable) -> Array:
+def _scale(axis: Advantage, rewards: Array, centred: Array, members: Members, table: RewardTable) -> Array:
     """[n] the divisor of each response, epsilon included; 1 without a scale."""
     out = np.ones_like(rewards)
     if axis.scale == "batch_std":
@@ -155,8 +173,9 @@ def _scale(axis: Advantage, rewards: Array, centred: Array, members: list[Array]
     return out
 
 
-def _one_reward(axis: Advantage, rewards: Array, members: list[Array], table: RewardTable) -> Credit:
-    """Baseline and scale of one reward column."""
+def _one_reward(axis: Advantage, table: RewardTable) -> Credit:
+    """Baseline and scale of a table with one column."""
+    rewards, members = table.rewards[:, 0], group_members(table)
     baseline = BASELINES[axis.baseline](rewards, members, table)
     centred = np.where(table.valid, rewards - baseline, 0.0)
     equal = np.zeros(len(rewards), np.bool_)
@@ -170,8 +189,8 @@ def _one_reward(axis: Advantage, rewards: Array, members: list[Array], table: Re
     return Credit(advantage, baseline, centred, scale)
 
 
-def group_members(table: RewardTable) -> list[Array]:
-    """Indices of the valid responses of every group that has some. Errors: a singleton under leave_one_out."""
+def group_members(table: RewardTable) -> Members:
+    """Indices of the valid responses of every group that has some."""
     order = [np.flatnonzero((table.group == g) & table.valid) for g in range(len(table.names))]
     return [index for index in order if len(index)]
 
@@ -193,7 +212,7 @@ def advantages(axis: Advantage, table: RewardTable) -> Credit:
                     f"group {table.names[table.group[index[0]]]}: leave_one_out has no other response to compare with; "
                     'sample at least two, or write advantage.baseline = "group_mean"'
                 )
-    columns = [_one_reward(axis, table.rewards[:, p], members, table) for p in range(table.rewards.shape[1])]
+    columns = [_one_reward(axis, table.part(p)) for p in range(table.rewards.shape[1])]
     if len(columns) == 1:
         credit = columns[0]
         if table.part_weights[0] != 1.0:
@@ -209,11 +228,17 @@ def advantages(axis: Advantage, table: RewardTable) -> Credit:
     return credit
 
 
-def _live_factor(members: list[Array], table: RewardTable) -> float:
+def _live_factor(members: Members, table: RewardTable) -> float:
     """α = B/(B − M), M responses in groups of equal rewards; 1 when no group is live. Source: GPG 2504.02546."""
     total = sum(len(index) for index in members)
-    live = sum(len(index) for index in members if np.ptp(table.rewards[index], axis=0).max() > 0)
+    live = sum(len(index) for index in members if _differs(table.rewards[index]))
     return total / live if live else 1.0
+
+
+def _differs(rewards: Array) -> bool:
+    """Does any part tell the group's responses apart? rewards [m, parts], NaN where a part does not apply."""
+    present = [column[~np.isnan(column)] for column in rewards.T]
+    return any(len(column) > 0 and column.max() > column.min() for column in present)
 
 
 def whiten(axis: Advantage, per_token: Sequence[Array], valid: NDArray[np.bool_]) -> list[Array]:

@@ -49,8 +49,8 @@ class Layout:
 
     @property
     def prompts(self) -> int:
-        """P: prompts with at least one counted token."""
-        return len(set(self.group[self.lengths > 0].tolist()))
+        """P: prompts with at least one counted response."""
+        return len(set(self.group[self.in_count].tolist()))
 
 
 def _inverse(value: Array | float) -> Array:

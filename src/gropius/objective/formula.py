@@ -50,7 +50,10 @@ def formula(objective: Objective) -> str:
     if o.ratio.correction != "none":
         lines.append("w_t = " + correction(o.ratio))
     if o.kl.estimator != "none":
-        lines.append("x = log π − log π_ref" if o.kl_in_loss else "x = log π_anchor − log π_ref")
+        x = "x = log π − log π_ref" if o.kl_in_loss else "x = log π_anchor − log π_ref"
+        lines.append(x + (f", kept in [−{o.kl.clamp:g}, {o.kl.clamp:g}]" if o.kl.clamp else ""))
+        if o.kl_in_loss and o.kl.gradient in ("score", "weighted") and o.ratio.level != "token":
+            lines.append("r_t = π/π_anchor in the KL term")
     lines.append(aggregate(o.aggregate))
     lines += selection(o.selection)
     return "\n".join(lines)
@@ -88,6 +91,8 @@ def advantage(axis: Advantage, kl: Kl) -> str:
         body = f"({body}) / (std_{over.split(',')[0]}{eps}), {which} std of {over}"
     if axis.combine == "normalise_then_sum":
         body += ", each reward part on its own, then the weighted sum"
+    if axis.rescale_live:
+        body += "; times B/(B − M), M responses in groups of equal rewards"
     if kl.estimator != "none" and kl.place == "reward":
         penalty = f"{kl.coefficient:g}·{_ESTIMATOR[kl.estimator]}"
         if kl.reward_form == "sequence":
@@ -96,8 +101,6 @@ def advantage(axis: Advantage, kl: Kl) -> str:
             body += f"; then A_t = A − Σ_{{s≥t}} {penalty}"
     if axis.whiten != "none":
         body += f"; then whitened over the batch's {axis.whiten} ({which} std{eps})"
-    if axis.rescale_live:
-        body += "; times B/(B − M), M responses in groups of equal rewards"
     return body
 
 

@@ -339,7 +339,12 @@ _ROWS: tuple[Preset, ...] = (
         },
         "The paper reports 4 to 8 as equivalent caps; 5 here. Its curriculum (retire prompts solved nine times in "
         "ten), float32 head and forced interruptions are settings of the run, not of the objective.",
-        {"TRL": 'loss_type = "cispo" with epsilon_high = 5.0 and scale_rewards = "batch" is the nearest; token mean.'},
+        {
+            "TRL": 'no such name; loss_type = "cispo" with epsilon_high = 5.0 and scale_rewards = "batch" is '
+            "nearest, with a token mean.",
+            "verl": "no such name; its cispo loss takes the cap as an offset from 1.",
+            "OpenRLHF": "absent.",
+        },
     ),
 )
 

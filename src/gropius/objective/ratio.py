@@ -124,6 +124,7 @@ def correction(axis: Ratio, anchor: Tensor, sampler: Tensor, segments: Segments)
     """[_L] the detached weight of the policy term for a sampler that is not the anchor; w = π_anchor / π_sampler.
 
     truncate: w clamped to [low, high]; mask: w inside the band, else 0 (IcePop, MIS); sequence_*: the same on the
-    product over the response; geometric_mask: 1 or 0 by the geometric mean, no reweighting. anchor, sampler [_L]: selected.
+    product over the response; geometric_mask: 1 or 0 by the geometric mean, no reweighting.
+    anchor, sampler [_L]: already selected at loss tokens.
     """
     return CORRECTIONS[axis.correction](axis, (anchor - sampler).detach(), segments)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -118,8 +118,15 @@ def overlong_penalty(length_tokens: int, axis: Selection) -> float:
 def sampled_kl(axis: Kl, log_ratio: Array) -> Array:
     """The estimator's value per token, x = log π_anchor − log π_ref, a constant (for a KL in the reward)."""
     x = np.clip(log_ratio, -axis.clamp, axis.clamp) if axis.clamp else log_ratio
-    values = {"k1": lambda: x, "k2": lambda: 0.5 * x * x, "k3": lambda: np.expm1(-x) + x, "abs": lambda: np.abs(x)}
-    return np.asarray(values[axis.estimator](), np.float64)
+    return np.asarray(SAMPLED[axis.estimator](x), np.float64)
+
+
+SAMPLED: dict[str, Callable[[Array], Array]] = {
+    "k1": lambda x: x,
+    "k2": lambda x: 0.5 * x * x,
+    "k3": lambda x: np.expm1(-x) + x,
+    "abs": lambda x: np.abs(x),
+}
 
 
 def entropy_threshold(entropies: Sequence[Array], top: float) -> float:
@@ -143,26 +150,30 @@ def assign(
     _check(objective, responses)
     if objective.selection.truncated == "exclude_from_baseline":
         valid &= np.array([not r.truncated for r in responses], np.bool_)
-    states = _states(responses, group, names, valid)
+    states = _states(responses, (group, names, valid), part_weights or {})
     drops = objective.selection.dead != "keep"
-    dropped = [s == "too_few_valid" or (drops and s in DEAD) for s in states]
-    live = valid & ~np.array(dropped, np.bool_)[group] if len(responses) else valid
+    dead = np.array([drops and s in DEAD for s in states], np.bool_)
+    dropped = dead | np.array([s == "too_few_valid" for s in states], np.bool_)
+    live = valid & np.logical_not(dropped[group])
     table = _rewards(objective, responses, part_weights or {}, (group, names, live))
     credit = advantages(objective.advantage, table)
     per_token = _per_token(objective, responses, credit, live)
-    layout = _layout(objective, responses, (valid, live, group))
+    countable = live | (valid & dead[group]) if objective.aggregate.count_dead else live
+    layout = _layout(objective, responses, (live, countable, group))
     weights = token_weights(objective.aggregate, layout)
     keep = _entropy_keep(objective, responses, layout)
+    totals = table.totals
     assigned = []
     for i, response in enumerate(responses):
         advantage = np.zeros(len(response.mask))
         advantage[response.mask] = per_token[i]
         idle = not np.any(weights[i] * advantage * keep[i])
         skipped = idle and not (objective.kl_in_loss and np.any(weights[i]))
-        reward = float(table.rewards[i] @ table.part_weights) if response.status != "void" else None
+        reward = float(totals[i]) if response.status != "void" else None
         value = float(per_token[i][0]) if len(per_token[i]) else float(credit.advantage[i])
         assigned.append(Assigned(advantage, weights[i], keep[i], value, skipped, reward))
-    return Assignment(assigned, _summaries(objective, table, valid, names, states, dropped), layout, credit)
+    summaries = _summaries(objective.advantage.ddof, table, valid, zip(states, dropped.tolist(), strict=True))
+    return Assignment(assigned, summaries, layout, credit)
 
 
 def _index(responses: Sequence[Response], names: Sequence[str]) -> NDArray[np.int64]:
@@ -171,9 +182,11 @@ def _index(responses: Sequence[Response], names: Sequence[str]) -> NDArray[np.in
 
 
 def _check(objective: Objective, responses: Sequence[Response]) -> None:
-    """Refuse non-finite rewards and missing arrays, naming the response."""
-    for i, r in enumerate(responses):
-        where = f"group {r.group}, response {i}"
+    """Refuse non-finite rewards and missing arrays, naming the group and the response's place in it."""
+    seen: dict[str, int] = {}
+    for r in responses:
+        seen[r.group] = seen.get(r.group, -1) + 1
+        where = f"group {r.group}, response {seen[r.group]}"
         if r.status == "void":
             continue
         if r.reward is None:
@@ -195,15 +208,23 @@ def _parts(reward: float | Mapping[str, float] | None) -> dict[str, float]:
     return {k: float(v) for k, v in reward.items()} if isinstance(reward, Mapping) else {"": float(reward)}
 
 
+def _total(response: Response, part_weights: Mapping[str, float]) -> float:
+    """The weighted sum of the reward's parts, exactly rounded: equal parts give equal rewards in any order."""
+    return math.fsum(part_weights.get(name, 1.0) * value for name, value in _parts(response.reward).items())
+
+
 def _states(
-    responses: Sequence[Response], group: NDArray[np.int64], names: Sequence[str], valid: Mask
+    responses: Sequence[Response],
+    where: tuple[NDArray[np.int64], list[str], Mask],
+    part_weights: Mapping[str, float],
 ) -> list[GroupState]:
+    group, names, valid = where
     raws: list[list[float]] = [[] for _ in names]
     siblings = [0] * len(names)
     for r, g, ok in zip(responses, group.tolist(), valid.tolist(), strict=True):
         siblings[g] += 1
         if ok:
-            raws[g].append(r.raw if r.raw is not None else math.fsum(_parts(r.reward).values()))
+            raws[g].append(r.raw if r.raw is not None else _total(r, part_weights))
     return [group_state(raw, count) for raw, count in zip(raws, siblings, strict=True)]
 
 
@@ -215,14 +236,14 @@ def _rewards(
 ) -> RewardTable:
     """The shaped rewards: one column, or one a part when parts are normalised apart."""
     group, names, live = where
-    parts = list(dict.fromkeys(name for r in responses for name in _parts(r.reward)))
-    weights = np.array([part_weights.get(name, 1.0) for name in parts] or [1.0], np.float64)
-    table = np.array([[_parts(r.reward).get(name, 0.0) for name in parts or [""]] for r in responses], np.float64)
-    table = table.reshape(len(responses), len(weights))
     if objective.advantage.combine == "sum_then_normalise":
-        # an exactly rounded sum, so that equal parts give equal rewards whatever their order
-        table = np.array([[math.fsum(row * weights)] for row in table]).reshape(len(responses), 1)
         weights = np.ones(1)
+        table = np.array([[_total(r, part_weights)] for r in responses], np.float64).reshape(len(responses), 1)
+    else:
+        parts = list(dict.fromkeys(name for r in responses for name in _parts(r.reward))) or [""]
+        weights = np.array([part_weights.get(name, 1.0) for name in parts], np.float64)
+        rows = [[_parts(r.reward).get(name, math.nan) for name in parts] for r in responses]
+        table = np.array(rows, np.float64).reshape(len(responses), len(parts))
     for i, r in enumerate(responses):
         if r.status == "void":
             continue
@@ -266,14 +287,14 @@ def _per_token(objective: Objective, responses: Sequence[Response], credit: Cred
 
 
 def _layout(objective: Objective, responses: Sequence[Response], where: tuple[Mask, Mask, NDArray[np.int64]]) -> Layout:
-    """Which tokens are trained and which are counted, as the named fields say."""
-    valid, live, group = where
+    """Which tokens are trained and which are counted, as the named fields say. where: (live, countable, group)."""
+    live, countable, group = where
     axis = objective.aggregate
     trained, counted, in_count = [], [], []
     for i, r in enumerate(responses):
         kept = r.kept if r.kept is not None and not axis.count_corrected else np.ones(len(r.mask), np.bool_)
         masked = objective.selection.truncated == "mask_loss" and r.truncated
-        present = bool(live[i] or (valid[i] and axis.count_dead))
+        present = bool(countable[i])
         own = r.mask & kept
         trained.append(own & bool(live[i]) & (not masked))
         counted.append(own & present & (axis.count_masked or not masked))
@@ -294,17 +315,13 @@ def _entropy_keep(objective: Objective, responses: Sequence[Response], layout: L
 
 
 def _summaries(
-    objective: Objective,
-    table: RewardTable,
-    valid: Mask,
-    names: Sequence[str],
-    states: Sequence[GroupState],
-    dropped: Sequence[bool],
+    ddof: int, table: RewardTable, valid: Mask, fates: Iterable[tuple[GroupState, bool]]
 ) -> list[GroupSummary]:
+    totals = table.totals
     out = []
-    for g, name in enumerate(names):
-        rewards = [float(row @ table.part_weights) for row in table.rewards[(table.group == g) & valid]]
-        centre = mean(rewards) if rewards else None
-        spread = std(rewards, objective.advantage.ddof) if rewards else None
-        out.append(GroupSummary(name, centre, spread, states[g], dropped[g]))
+    for g, (name, (state, dropped)) in enumerate(zip(table.names, fates, strict=True)):
+        rewards = totals[(table.group == g) & valid]
+        centre = mean(rewards) if len(rewards) else None
+        spread = std(rewards, ddof) if len(rewards) else None
+        out.append(GroupSummary(name, centre, spread, state, dropped))
     return out

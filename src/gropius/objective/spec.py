@@ -3,7 +3,8 @@
     loss = Σ_t weight_t · ( − keep_t · correction_t · surrogate_t + β · kl_t )
 
 `advantage` says what a response is worth, `ratio` against which policy it is measured, `surrogate` how far the policy
-may move, `kl` what ties it to the reference, `aggregate` what weight a token has, `selection` which responses take part.
+may move, `kl` what ties it to the reference, `aggregate` what weight a token has, `selection` which responses take
+part.
 Nothing anywhere asks which preset an objective came from.
 """
 
@@ -212,6 +213,11 @@ def override(objective: Objective, overrides: Mapping[str, Any]) -> Objective:
         if axis not in AXES:
             raise ObjectiveError(f"objective.{name}: unknown axis {axis!r}; {did_you_mean(axis, AXES)}")
         known = {f.name for f in dataclasses.fields(AXES[axis])}
+        if not key:
+            raise ObjectiveError(
+                f"objective.{axis} is a table, not {value!r}; write objective.{axis}.KEY with KEY one of "
+                + ", ".join(sorted(known))
+            )
         if key not in known:
             raise ObjectiveError(f"objective.{name}: unknown key {key!r} of {axis}; {did_you_mean(key, known)}")
         changes.setdefault(axis, {})[key] = _typed(axis, key, value)
@@ -226,8 +232,9 @@ def _typed(axis: str, key: str, value: Any) -> Any:
     choices = get_args(hint)
     where = f"objective.{axis}.{key}"
     if choices:
-        if value in choices and not isinstance(value, bool):
-            return value
+        for choice in choices:
+            if type(value) is type(choice) and value == choice:
+                return choice
         suggestion = did_you_mean(str(value), map(str, choices))
         raise ObjectiveError(f"{where} = {value!r} is not a choice; {suggestion}")
     if hint is bool:

@@ -5,6 +5,7 @@ One function a kind, one row a kind in `SURROGATES`. Each returns the term and w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -32,6 +33,7 @@ class Inputs:
 
 
 Term = tuple[Tensor, Tensor]
+GATE_SATURATED = 80.0  # log-ratio where the gate is flat in float32 and float64, and exp still finite in float32
 
 
 def _never(inputs: Inputs) -> Tensor:
@@ -47,34 +49,40 @@ def plain(axis: Surrogate, inputs: Inputs) -> Term:
     """A log π without a ratio (REINFORCE), r A with one."""
     if inputs.ratio_is_one:
         return inputs.advantage * inputs.logprobs, _never(inputs)
-    return inputs.advantage * inputs.log_ratio.exp(), _never(inputs)
+    return inputs.advantage * _exp_where(inputs.advantage != 0, inputs.log_ratio), _never(inputs)
 
 
-def _flat(axis: Surrogate, ratio: Tensor, advantage: Tensor) -> Tensor:
-    """True where min(r A, clip(r) A) is the constant branch."""
-    above = (advantage > 0) & (ratio > 1 + axis.high)
-    below = (advantage < 0) & (ratio < 1 - axis.low)
-    return above | below
+def _exp_where(used: Tensor, log_ratio: Tensor) -> Tensor:
+    """[_L] exp of the log-ratio where it is used, 1 without gradient elsewhere.
+
+    Selected before exp: a ratio that overflows where nothing depends on it gives the gradient 0, not 0 · inf.
+    """
+    return torch.where(used, log_ratio, torch.zeros_like(log_ratio)).exp()
+
+
+def _bounded(axis: Surrogate, ratio: Tensor, advantage: Tensor) -> Tensor:
+    """[_L] the ratio after the bounds that bind on the side A pushes; `ratio` is detached.
+
+    A > 0: at most 1 + high. A < 0: at least 1 − low, and at most the dual's c or the ceiling δ, whichever is smaller.
+    """
+    ceiling = min((bound for bound in (axis.dual, axis.ceiling) if bound), default=math.inf)
+    above = ratio.clamp(max=1 + axis.high)
+    below = ratio.clamp(1 - axis.low).clamp(max=ceiling)
+    return torch.where(advantage > 0, above, torch.where(advantage < 0, below, ratio))
 
 
 def clip(axis: Surrogate, inputs: Inputs) -> Term:
     """min(r A, clip(r, 1 − low, 1 + high) A); dual clip and ceiling act on A < 0 with a large ratio.
 
-    dual c: max(·, c A) for A < 0. ceiling δ: min(r, δ) in the unclipped branch. In a constant branch the gradient is 0.
+    dual c: max(·, c A) for A < 0. ceiling δ: min(r, δ) in the unclipped branch. In a constant branch the gradient is 0;
+    exactly on a bound the ratio still counts as inside.
     Sources: PPO eq. 7; dual clip 1912.09729; two-sided clip 2505.07291; asymmetric bounds DAPO eq. 8.
     """
-    ratio, advantage = inputs.log_ratio.exp(), inputs.advantage
-    free = ratio.clamp(max=axis.ceiling) if axis.ceiling else ratio
-    bounded = ratio.clamp(1 - axis.low, 1 + axis.high)
-    term = torch.minimum(free * advantage, bounded * advantage)
-    flat = _flat(axis, ratio, advantage)
-    if axis.ceiling:
-        flat = flat | ((advantage < 0) & (ratio > axis.ceiling))
-    if axis.dual:
-        floor = axis.dual * advantage
-        capped = (advantage < 0) & (term < floor)
-        term, flat = torch.where(capped, floor, term), flat | capped
-    return term, flat
+    ratio = inputs.log_ratio.detach().exp()
+    bounded = _bounded(axis, ratio, inputs.advantage)
+    flat = bounded != ratio
+    free = _exp_where(~flat & (inputs.advantage != 0), inputs.log_ratio)
+    return torch.where(flat, bounded, free) * inputs.advantage, flat
 
 
 def capped(axis: Surrogate, inputs: Inputs) -> Term:
@@ -87,7 +95,7 @@ def capped(axis: Surrogate, inputs: Inputs) -> Term:
 def clip_masked(axis: Surrogate, inputs: Inputs) -> Term:
     """sg(r) A log π where the clip would be active, 0 elsewhere: the clip's gradient. Source: CISPO eqs. 6-7."""
     ratio = inputs.log_ratio.detach().exp()
-    flat = _flat(axis, ratio, inputs.advantage)
+    flat = _bounded(axis, ratio, inputs.advantage) != ratio
     weight = torch.where(flat, torch.zeros_like(ratio), ratio)
     return weight * inputs.advantage * inputs.logprobs, flat
 
@@ -96,7 +104,8 @@ def soft_gate(axis: Surrogate, inputs: Inputs) -> Term:
     """(4/τ) σ(τ (r − 1)) A, τ by the sign of A (0 takes the negative one). Source: SAPO eq. 5."""
     positive = inputs.advantage > 0
     tau = _by_sign(positive, axis.tau_positive, axis.tau_negative, inputs.log_ratio)
-    gate = torch.sigmoid(tau * (inputs.log_ratio.exp() - 1)) * 4 / tau
+    ratio = inputs.log_ratio.clamp(max=GATE_SATURATED).exp()
+    gate = torch.sigmoid(tau * (ratio - 1)) * 4 / tau
     return gate * inputs.advantage, _never(inputs)
 
 
@@ -124,8 +133,8 @@ def divergence_mask(axis: Surrogate, inputs: Inputs) -> Term:
     moved = DIVERGENCES[axis.divergence](inputs.anchor, inputs.logprobs.detach()) > axis.threshold
     away = ((inputs.advantage > 0) & (weight > 1)) | ((inputs.advantage < 0) & (weight < 1))
     flat = moved & away
-    step = weight * (1 + inputs.logprobs - inputs.logprobs.detach())
-    return torch.where(flat, torch.zeros_like(step), step * inputs.advantage), flat
+    weight = torch.where(flat, torch.zeros_like(weight), weight)
+    return weight * inputs.advantage * (1 + inputs.logprobs - inputs.logprobs.detach()), flat
 
 
 def _binary_tv(anchor: Tensor, policy: Tensor) -> Tensor:

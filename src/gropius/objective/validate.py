@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from gropius.errors import ObjectiveError
 from gropius.objective.spec import Objective
@@ -15,6 +16,23 @@ GROUP_BASELINES = ("group_mean", "leave_one_out", "length_weighted")
 RATIO_SURROGATES = ("clip", "capped", "clip_masked", "soft_gate", "log_clip", "divergence_mask")
 
 _Rule = tuple[Callable[[Objective], bool], str]
+
+# fields whose number must be finite; the others are bounds that infinity switches off
+FINITE = (
+    "advantage.epsilon", "surrogate.low", "surrogate.dual", "surrogate.ceiling", "surrogate.tau_positive",
+    "surrogate.tau_negative", "surrogate.threshold", "kl.coefficient", "kl.clamp", "selection.off_policy_mask",
+)  # fmt: skip
+
+
+def field_value(objective: Objective, name: str) -> Any:
+    """The value of `axis.key`.
+
+    >>> field_value(Objective(), "kl.coefficient")
+    0.04
+    """
+    axis, _, key = name.partition(".")
+    return getattr(getattr(objective, axis), key)
+
 
 CONTRADICTIONS: tuple[_Rule, ...] = (
     (
@@ -37,9 +55,10 @@ CONTRADICTIONS: tuple[_Rule, ...] = (
         'kl.place = "reward" shapes one reward, but normalise_then_sum keeps several apart; write kl.place = "loss"',
     ),
     (
-        lambda o: o.advantage.epsilon < 0 or not math.isfinite(o.advantage.epsilon),
-        "advantage.epsilon must be zero or a small positive number",
+        lambda o: any(not math.isfinite(field_value(o, name)) for name in FINITE),
+        f"only a bound may be infinite, and none of {', '.join(FINITE)} is one; write a finite number (0 is off)",
     ),
+    (lambda o: o.advantage.epsilon < 0, "advantage.epsilon cannot be negative; write 0 or a small positive number"),
     (
         lambda o: o.surrogate.kind in RATIO_SURROGATES and o.ratio.level == "none",
         'this surrogate.kind bounds a ratio and ratio.level = "none" has none; '
@@ -197,11 +216,14 @@ EFFECTS: dict[str, _Rule] = {
 }
 
 
+_DEFAULT = Objective()
+
+
 def check(objective: Objective, explicit: Iterable[str] = ()) -> None:
     """Refuse a contradictory objective, and any explicitly written key that has no effect in it.
 
     explicit: the `axis.key` names that a person wrote, on top of a preset. A key written with the value that switches
-    its feature off (0, "none", false, inf) is never useless.
+    its feature off (0, "none", false, inf), or with the default of its choices, asks for nothing and is never useless.
     Errors: ObjectiveError with the rule that was broken and what to write instead.
     """
     for broken, message in CONTRADICTIONS:
@@ -211,10 +233,10 @@ def check(objective: Objective, explicit: Iterable[str] = ()) -> None:
         if name not in EFFECTS:
             continue
         effective, needs = EFFECTS[name]
-        axis, _, key = name.partition(".")
-        value = getattr(getattr(objective, axis), key)
-        off = value in (0, "none", math.inf) or (name == "aggregate.count_corrected" and value is True)
-        if not off and not effective(objective):
+        value = field_value(objective, name)
+        default = field_value(_DEFAULT, name)
+        asks_nothing = value in (0, "none", math.inf) or (isinstance(value, str | bool) and value == default)
+        if not asks_nothing and not effective(objective):
             raise ObjectiveError(
                 f"objective.{name} = {value!r} would do nothing: it needs {needs}; remove it or set that"
             )
