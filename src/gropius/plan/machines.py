@@ -1,0 +1,130 @@
+"""How fast machines are: published peaks of named accelerators, or a probe of this one. No torch until probed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from gropius.errors import UsageError, did_you_mean
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One device's peaks, how many there are, and the share of the peak that a run reaches.
+
+    flops: operations a second at the training type (dense). bandwidth: bytes a second of the device's memory. link:
+    bytes a second between devices. step_overhead_s: fixed time of a decode step. source: where the peaks come from.
+    """
+
+    name: str
+    flops: float
+    bandwidth: float
+    memory_bytes: float
+    count: int = 1
+    training_efficiency: float = 0.35
+    decode_efficiency: float = 0.35
+    bandwidth_efficiency: float = 0.6
+    step_overhead_s: float = 0.0
+    link: float = 50e9
+    source: str = "published peak"
+
+    def compute_s(self, flops: float) -> float:
+        """Seconds of forward-only matrix work, spread over all devices."""
+        return flops / (self.flops * self.training_efficiency * self.count)
+
+    def training_s(self, flops: float) -> float:
+        """Seconds of forward and backward work, spread over all devices."""
+        return flops / (self.flops * self.training_efficiency * self.count)
+
+
+_GB, _T = 1e9, 1e12
+
+# Dense bfloat16 (float16 where there is none) and memory bandwidth as the vendors print them, one device.
+MACHINES: dict[str, Machine] = {
+    m.name: m
+    for m in (
+        Machine("v100-32gb", 125 * _T, 900 * _GB, 32 * _GB, link=150 * _GB, source="vendor data sheet, float16"),
+        Machine("a10g", 125 * _T, 600 * _GB, 24 * _GB, link=25 * _GB, source="vendor data sheet"),
+        Machine("l4", 121 * _T, 300 * _GB, 24 * _GB, link=25 * _GB, source="vendor data sheet"),
+        Machine("l40s", 362 * _T, 864 * _GB, 48 * _GB, link=25 * _GB, source="vendor data sheet"),
+        Machine("rtx4090", 165 * _T, 1008 * _GB, 24 * _GB, link=25 * _GB, source="vendor data sheet"),
+        Machine("a100-40gb", 312 * _T, 1555 * _GB, 40 * _GB, link=300 * _GB, source="vendor data sheet"),
+        Machine("a100-80gb", 312 * _T, 2039 * _GB, 80 * _GB, link=300 * _GB, source="vendor data sheet"),
+        Machine("h100", 989 * _T, 3350 * _GB, 80 * _GB, link=450 * _GB, source="vendor data sheet"),
+        Machine("h200", 989 * _T, 4800 * _GB, 141 * _GB, link=450 * _GB, source="vendor data sheet"),
+        Machine("b200", 2250 * _T, 8000 * _GB, 180 * _GB, link=900 * _GB, source="vendor data sheet"),
+        Machine("mi300x", 1307 * _T, 5300 * _GB, 192 * _GB, link=448 * _GB, source="vendor data sheet"),
+    )
+}
+
+
+def machine(name: str, count: int = 1) -> Machine:
+    """A named accelerator, `count` of them. Errors: UsageError for an unknown name or a count below 1.
+
+    >>> machine("h200").memory_bytes
+    141000000000.0
+    """
+    if name not in MACHINES:
+        raise UsageError(f'machine "{name}" is unknown; {did_you_mean(name, [*MACHINES, "probe"])}')
+    if count < 1:
+        raise UsageError(f"{count} devices cannot run anything; write 1 or more")
+    return replace(MACHINES[name], count=count)
+
+
+def probe(hidden: int = 576, mlp: int = 1536, rows: int = 64, seconds: float = 10.0) -> Machine:
+    """Measure this machine's processor at a model's own widths: training products, decode products, streaming.
+
+    hidden, mlp: widths of the model. rows: responses decoded at once. seconds: what the probe may take. Measures an
+    MLP forward and backward on 1024 tokens, the same weights applied to `rows` tokens, and a read of memory too large
+    for any cache; the best of several runs each, so that a neighbour disturbs little. The efficiencies are the shares of a
+    step that matrix products took in profiles (0.54 training, 0.72 decoding).
+    Needs torch; errors: UsageError when it is missing.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise UsageError("a probe of this machine needs torch; name an accelerator instead, e.g. h100") from error
+    share = seconds / 3
+    up, down = torch.randn(hidden, mlp), torch.randn(mlp, hidden)
+    x = torch.randn(1024, hidden, requires_grad=True)
+    weights = [up.requires_grad_(True), down.requires_grad_(True)]
+
+    def train() -> None:
+        y = (torch.nn.functional.silu(x @ weights[0])) @ weights[1]
+        torch.autograd.grad(y.sum(), [x, *weights])
+
+    few = torch.randn(rows, hidden)
+
+    def decode() -> None:
+        with torch.no_grad():
+            (few @ up) @ down
+
+    block = torch.ones(64 * 2**20)  # 256 MiB
+    training = 3 * 4 * 1024 * hidden * mlp / _best(train, share)
+    decoding = 4 * rows * hidden * mlp / _best(decode, share)
+    streaming = block.numel() * 4 / _best(lambda: block.sum(), share)
+    return Machine(
+        "this machine", training, streaming, _memory_bytes(), 1, 0.54, 0.72 * decoding / training, 1.0,
+        source=f"measured in {seconds:g} s, float32, {torch.get_num_threads()} threads",
+    )  # fmt: skip
+
+
+def _best(work: Callable[[], object], seconds: float) -> float:
+    """The shortest of the runs that fit into `seconds`, after one to warm up."""
+    work()
+    best, end = float("inf"), time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        start = time.perf_counter()
+        work()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def _memory_bytes() -> float:
+    import os
+
+    names = ("SC_PAGE_SIZE", "SC_PHYS_PAGES")
+    if not hasattr(os, "sysconf") or not set(names) <= set(os.sysconf_names):
+        return float("inf")
+    return float(os.sysconf(names[0]) * os.sysconf(names[1]))
