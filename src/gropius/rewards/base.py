@@ -227,8 +227,8 @@ async def _batch_values(part: RewardPart, function: BatchedReward, episodes: Seq
         returned = returned.tolist()
     if not isinstance(returned, (list, tuple)):
         raise RewardError(
-            f"{part.label()} returned a {type(returned).__name__} ({_short(returned)}), not a list, for {len(episodes)} "
-            f"completions; return {len(episodes)} numbers (None where not applicable)"
+            f"{part.label()} returned a {type(returned).__name__} ({_short(returned)}), not a list, for "
+            f"{len(episodes)} completions; return {len(episodes)} numbers (None where not applicable)"
         )
     if len(returned) != len(episodes):
         raise RewardError(

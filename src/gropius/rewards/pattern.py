@@ -35,9 +35,10 @@ class _Node:
 class _Reader:
     def __init__(self, pattern: str) -> None:
         head = re.match(r"\(\?([si]+)\)", pattern)
-        self.flags = re.DOTALL | (re.IGNORECASE if head and "i" in head[1] else re.DOTALL)
+        self.flags = re.DOTALL | re.IGNORECASE if head and "i" in head[1] else re.DOTALL
         self.text = pattern[head.end() if head else 0 :].removeprefix("^")
-        if self.text.endswith("$") and not self.text.endswith("\\$"):
+        escapes = len(self.text) - 1 - len(self.text[:-1].rstrip("\\"))
+        if self.text.endswith("$") and escapes % 2 == 0:
             self.text = self.text[:-1]
         self.place = 0
 

@@ -137,6 +137,8 @@ def from_function(name: str, function: Callable[..., Any], options: Mapping[str,
     extra = {"seed": reading.seed} if "seed" in inspect.signature(function).parameters else {}
     try:
         made = function(**{**extra, **options})
+        if inspect.isgenerator(made):
+            made = list(made)
     except GropiusError:
         raise
     except (Exception, SystemExit) as fault:  # the boundary: a person's own function
