@@ -1,0 +1,200 @@
+"""The engine's own forward pass for the Llama family: prompts in one wide pass, then one token a row and step.
+
+Keys and values live in slots: row b of a step is slot b, and the cache is [layer, slot, kv head, position, e], so that
+the active slots are one contiguous stretch and attention is two batched products without a copy. Every row has its
+own position. Residuals, norms and, on a CPU, the cache are float32; products with weights are in the shadow's format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gropius.rollout.shadow import LayerWeights, Shadow
+
+WIDTH_STEP = (
+    16  # attention reads whole multiples of this many positions: the softmax of an odd width is 20 times slower
+)
+
+
+@dataclass(frozen=True, eq=False)
+class PromptState:
+    """What the pass over one prompt leaves. keys, values [layer, kv head, _P, e]; logits [_V] after its last token."""
+
+    keys: Tensor
+    values: Tensor
+    logits: Tensor
+
+    @property
+    def length(self) -> int:
+        """Tokens of the prompt."""
+        return int(self.keys.shape[2])
+
+
+class FusedDecoder:
+    """Prefill and decode over slots. One instance a model; not to be used from two tasks at once."""
+
+    def __init__(self, shadow: Shadow) -> None:
+        self.shadow = shadow
+        # One query a row in bfloat16 makes the CPU library copy every key; float32 products take the slots in place.
+        self.cache_dtype = torch.float32 if shadow.device.type == "cpu" else shadow.dtype
+        self.keys = self.values = self._cache(0, 0)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Memory of the slots, keys and values together."""
+        return 2 * self.keys.numel() * self.keys.element_size()
+
+    def reserve(self, slots: int, positions: int, used: int, budget: int) -> None:
+        """Make room for so many slots and positions; what the first `used` slots hold is kept.
+
+        Room once made is kept for later, unless slots × positions would then pass the budget.
+        """
+        have_slots, have_positions = self.keys.shape[1], self.keys.shape[3]
+        if slots <= have_slots and positions <= have_positions:
+            return
+        positions = -(-positions // WIDTH_STEP) * WIDTH_STEP
+        if max(slots, have_slots) * max(positions, have_positions) <= budget:
+            slots, positions = max(slots, have_slots), max(positions, have_positions)
+        kept = min(positions, have_positions)
+        for name in ("keys", "values"):
+            old, new = getattr(self, name), self._cache(slots, positions)
+            new[:, :used, :, :kept] = old[:, :used, :, :kept]
+            setattr(self, name, new)
+
+    def release(self) -> None:
+        """Give the memory of the slots back."""
+        self.keys = self.values = self._cache(0, 0)
+
+    @torch.inference_mode()
+    def prefill(self, prompts: Sequence[tuple[int, ...]]) -> list[PromptState]:
+        """One pass over prompts of about the same length (padded at their ends)."""
+        shadow = self.shadow
+        lengths = [len(prompt) for prompt in prompts]
+        longest = max(lengths)
+        ids = torch.zeros(len(prompts), longest, dtype=torch.int64)
+        for row, prompt in enumerate(prompts):
+            ids[row, : len(prompt)] = torch.tensor(prompt)
+        ids = ids.to(shadow.device)
+        turn = shadow.rotations[:longest][None, :, None]
+        x = shadow.embedding[ids].float()
+        keys, values = [], []
+        for layer in shadow.layers:
+            q, k, v = self._qkv(layer, x, turn)
+            q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+            keys.append(k)
+            values.append(v)
+            mixed = _prompt_attention(q, k, v, layer.window)
+            x = self._after_attention(layer, x, mixed.transpose(1, 2).flatten(2))
+        last = torch.tensor(lengths, device=shadow.device) - 1
+        logits = self._logits(x[torch.arange(len(prompts), device=shadow.device), last])
+        all_keys, all_values = torch.stack(keys), torch.stack(values)
+        return [
+            PromptState(all_keys[:, row, :, :length], all_values[:, row, :, :length], logits[row])
+            for row, length in enumerate(lengths)
+        ]
+
+    @torch.inference_mode()
+    def place(self, state: PromptState, slots: list[int]) -> None:
+        """Copy a prompt's keys and values into the slots of its siblings."""
+        self.keys[:, slots, :, : state.length] = state.keys[:, None]
+        self.values[:, slots, :, : state.length] = state.values[:, None]
+
+    @torch.inference_mode()
+    def move(self, sources: list[int], targets: list[int], positions: int) -> None:
+        """Copy the first `positions` positions of slots to others (all of `targets` are free)."""
+        self.keys[:, targets, :, :positions] = self.keys[:, sources, :, :positions]
+        self.values[:, targets, :, :positions] = self.values[:, sources, :, :positions]
+
+    @torch.inference_mode()
+    def step(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """Logits [_B, _V] after feeding one token to each of the slots 0 … _B − 1, at its own position [_B]."""
+        shadow = self.shadow
+        rows, kv = len(ids), shadow.kv_heads
+        width = (int(positions.max()) // WIDTH_STEP + 1) * WIDTH_STEP
+        turn = shadow.rotations[positions][:, None]
+        place = self._places(positions)
+        back = positions[:, None] - torch.arange(width, device=shadow.device)
+        masks: dict[int, Tensor] = {}
+        x = shadow.embedding[ids].float()
+        for index, layer in enumerate(shadow.layers):
+            if layer.window not in masks:
+                masks[layer.window] = self._mask(back, layer.window)
+            q, k, v = self._qkv(layer, x, turn)
+            keys, values = self.keys[index], self.values[index]
+            keys.view(-1, shadow.head_size).index_copy_(0, place, k.reshape(rows * kv, -1))
+            values.view(-1, shadow.head_size).index_copy_(0, place, v.reshape(rows * kv, -1))
+            mixed = _slot_attention(
+                q.reshape(rows * kv, -1, shadow.head_size),
+                keys[:rows].flatten(0, 1)[:, :width],
+                values[:rows].flatten(0, 1)[:, :width],
+                masks[layer.window],
+            )
+            x = self._after_attention(layer, x, mixed.view(rows, -1))
+        return self._logits(x)
+
+    def _cache(self, slots: int, positions: int) -> Tensor:
+        shadow = self.shadow
+        shape = (len(shadow.layers), slots, shadow.kv_heads, positions, shadow.head_size)
+        return torch.zeros(shape, dtype=self.cache_dtype, device=shadow.device)
+
+    def _places(self, positions: Tensor) -> Tensor:
+        """[_B · k] where the new keys of each row and head go in a layer's cache seen as a list of e-vectors."""
+        capacity, kv = self.keys.shape[3], self.shadow.kv_heads
+        heads = torch.arange(len(positions) * kv, device=positions.device)
+        return heads * capacity + positions.repeat_interleave(kv)
+
+    def _mask(self, back: Tensor, window: int) -> Tensor:
+        """[_B · k, 1, width] additive: a row sees its own past, at most `window` positions of it."""
+        hidden = back < 0
+        if window:
+            hidden |= back >= window
+        mask = torch.zeros(back.shape, dtype=self.cache_dtype, device=back.device).masked_fill_(hidden, -torch.inf)
+        return mask.repeat_interleave(self.shadow.kv_heads, 0)[:, None]
+
+    def _qkv(self, layer: LayerWeights, x: Tensor, turn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[…, d] → queries […, h, e], keys and values [… , k, e], rotated by `turn` […, 1, e/2]."""
+        shadow = self.shadow
+        h, k, e = shadow.heads, shadow.kv_heads, shadow.head_size
+        qkv = layer.qkv(self._norm(x, layer.input_norm).to(shadow.dtype)).unflatten(-1, (h + 2 * k, e))
+        turned = qkv[..., : h + k, :].float()
+        if layer.q_norm is not None and layer.k_norm is not None:
+            turned = torch.cat(
+                (self._norm(turned[..., :h, :], layer.q_norm), self._norm(turned[..., h:, :], layer.k_norm)), dim=-2
+            )
+        pairs = torch.view_as_complex(turned.unflatten(-1, (e // 2, 2)))
+        turned = torch.view_as_real(pairs * turn).flatten(-2).to(self.cache_dtype)
+        return turned[..., :h, :], turned[..., h:, :], qkv[..., h + k :, :].to(self.cache_dtype)
+
+    def _after_attention(self, layer: LayerWeights, x: Tensor, mixed: Tensor) -> Tensor:
+        x = x + layer.output(mixed.to(self.shadow.dtype))
+        gate_up = layer.gate_up(self._norm(x, layer.mlp_norm).to(self.shadow.dtype))
+        gate, up = gate_up.chunk(2, dim=-1)
+        return x + layer.down(torch.nn.functional.silu(gate) * up)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        return self.shadow.head(self._norm(x, self.shadow.final_norm).to(self.shadow.dtype)).float()
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return torch.nn.functional.rms_norm(x, (x.shape[-1],), weight, self.shadow.epsilon)
+
+
+def _prompt_attention(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+    """Causal attention over prompts. q [n, h, _P, e], k and v [n, k, _P, e] → [n, h, _P, e]."""
+    groups, length = q.shape[1] // k.shape[1], q.shape[2]
+    if groups > 1:
+        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    if not window or length <= window:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    at = torch.arange(length, device=q.device)
+    back = at[:, None] - at
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=(back >= 0) & (back < window))
+
+
+def _slot_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """One query position a row. q [_B·k, g, e] (the query heads of a kv head side by side), k and v [_B·k, m, e]."""
+    scores = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=q.shape[-1] ** -0.5)
+    return torch.bmm(torch.softmax(scores, dim=-1), v)
