@@ -1,0 +1,232 @@
+"""The policy's forward pass over packs: hidden states at the tokens that matter, then their log-probabilities.
+
+Linear layers run on unique tokens. The head runs on loss positions only and in chunks. The temperature is applied there
+and nowhere else. An architecture that cannot be packed runs padded rows: slower, the same numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from gropius.errors import ModelError
+from gropius.models.logprobs import Head, backbone, token_logprobs
+from gropius.train.attention import Layout, layout, packed_attention
+from gropius.train.pack import Pack, pack
+from gropius.train.sequences import TrainSequence
+
+Array32 = NDArray[np.float32]
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """Per sequence, in the order packed: log-probabilities [_T] and entropies [_T] (nats), 0 at masked tokens.
+
+    None for a sequence that was not run.
+    """
+
+    logprobs: list[Array32 | None]
+    entropies: list[Array32 | None]
+
+
+@dataclass(frozen=True, eq=False)
+class Forward:
+    """A model made ready to be run over packs. Make one with `Forward.of`; it holds no copy of any weight.
+
+    packed: False where the architecture runs padded rows. note: one line for a person, "" when packed.
+    compute_dtype: "bfloat16" runs matrix products under autocast while the weights stay what they are.
+    """
+
+    model: PreTrainedModel
+    body: nn.Module
+    head: Head
+    packed: bool
+    note: str = ""
+    compute_dtype: str = "float32"
+    float32_head: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        model: PreTrainedModel,
+        *,
+        compute_dtype: str = "float32",
+        float32_head: bool = False,
+        packed: bool = True,
+    ) -> Forward:
+        """Check once, on a few tokens, that packed and plain rows give the same numbers; fall back to plain rows.
+
+        packed = False asks for plain rows. Errors: ModelError for a head that is not known, or a compute dtype.
+        """
+        if compute_dtype not in DTYPES:
+            raise ModelError(f'compute dtype "{compute_dtype}": write "float32" or "bfloat16"')
+        head = Head.of(model)
+        made = cls(model, backbone(model), head, packed, "", compute_dtype, float32_head)
+        if not packed:
+            return made
+        fault = _fault(made)
+        if fault:
+            note = f"{type(model).__name__} runs padded rows, one prompt a response: {fault}"
+            return cls(model, made.body, head, False, note, compute_dtype, float32_head)
+        return made
+
+    def logprobs(self, pack: Pack, *, temperature: float = 1.0, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
+        """[_S] the log-probability of every loss token of the pack, differentiable, and the entropies when asked."""
+        device = self.head.weight.device
+        with self._autocast():
+            hidden = self._hidden(pack) if self.packed else self._padded_hidden(pack)
+            return token_logprobs(
+                hidden,
+                self.head,
+                torch.from_numpy(pack.targets).to(device),
+                temperature=temperature,
+                entropy=entropy,
+                float32_head=self.float32_head,
+            )
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self.compute_dtype == "float32" or self.head.weight.dtype == torch.bfloat16:
+            return contextlib.nullcontext()
+        return torch.autocast(self.head.weight.device.type, dtype=DTYPES[self.compute_dtype])
+
+    def _hidden(self, pack: Pack) -> Tensor:
+        """[_S, d] hidden states that predict the loss tokens."""
+        device = self.head.weight.device
+        all_states = self._run(pack, layout(pack, device))
+        return all_states[0].index_select(0, torch.from_numpy(pack.source).to(device))
+
+    def _run(self, pack: Pack, where: Layout) -> Tensor:
+        device = self.head.weight.device
+        with packed_attention(self.model):
+            out = self.body(
+                input_ids=torch.from_numpy(pack.ids)[None].to(device),
+                position_ids=torch.from_numpy(pack.positions)[None].to(device),
+                attention_mask=None,
+                use_cache=False,
+                pack_layout=where,
+            )
+        hidden: Tensor = out.last_hidden_state
+        return hidden
+
+    def _padded_hidden(self, pack: Pack) -> Tensor:
+        """The same hidden states from padded rows: every sequence in full, right-padded to the longest."""
+        device = self.head.weight.device
+        rows = [sequence.run_ids for sequence in pack.sequences]
+        width = max(len(row) for row in rows)
+        ids, real = np.zeros((len(rows), width), np.int64), np.zeros((len(rows), width), np.int64)
+        flat = []
+        for n, (row, sequence) in enumerate(zip(rows, pack.sequences, strict=True)):
+            ids[n, : len(row)], real[n, : len(row)] = row, 1
+            flat.append(n * width + len(sequence.prompt_ids) + sequence.loss_positions - 1)
+        out = self.body(
+            input_ids=torch.from_numpy(ids).to(device),
+            attention_mask=torch.from_numpy(real).to(device),
+            use_cache=False,
+        )
+        hidden: Tensor = out.last_hidden_state
+        return hidden.flatten(0, 1).index_select(0, torch.from_numpy(np.concatenate(flat)).to(device))
+
+
+@torch.no_grad()
+def score(forward: Forward, packs: Sequence[Pack], *, count: int, temperature: float, entropy: bool = False) -> Scores:
+    """Log-probabilities (and entropies) of every packed sequence, without gradients; lists of `count` entries."""
+    logprobs: list[Array32 | None] = [None] * count
+    entropies: list[Array32 | None] = [None] * count
+    for one in packs:
+        values, spread = forward.logprobs(one, temperature=temperature, entropy=entropy)
+        scatter(one, values, logprobs)
+        if spread is not None:
+            scatter(one, spread, entropies)
+    return Scores(logprobs, entropies)
+
+
+def scatter(pack: Pack, values: Tensor, into: list[Any]) -> None:
+    """Write [_S] numbers of a pack as one [_T] array a sequence, 0 at masked tokens."""
+    flat = values.detach().to("cpu", torch.float64 if values.dtype == torch.float64 else torch.float32).numpy()
+    start = 0
+    for sequence, i in zip(pack.sequences, pack.index, strict=True):
+        own = sequence.loss_positions
+        row = np.zeros(len(sequence.mask), flat.dtype)
+        row[own] = flat[start : start + len(own)]
+        into[i] = row
+        start += len(own)
+
+
+def _probe(vocabulary: int) -> list[TrainSequence]:
+    """Two prompts, five answers, one of them ending another's: every kind of sharing in 40 tokens."""
+    stream = np.random.default_rng(7)
+
+    def draw(size: int) -> NDArray[np.int64]:
+        return stream.integers(0, vocabulary, size)
+
+    first, second, start = draw(5), draw(3), draw(2)
+    rows = [
+        (first, draw(4)),
+        (first, np.concatenate([start, draw(3)])),
+        (first, np.concatenate([start, draw(1)])),
+        (second, draw(6)),
+        (second, draw(2)),
+    ]
+    return [
+        TrainSequence(
+            group_id=str(len(prompt)),
+            member=n,
+            episode=n,
+            prompt_ids=prompt,
+            response_ids=response,
+            mask=np.ones(len(response), np.bool_),
+            sampler_logprobs=np.zeros(len(response), np.float32),
+            advantage=np.zeros(len(response)),
+            weight=np.zeros(len(response)),
+            keep=np.ones(len(response), np.bool_),
+        )
+        for n, (prompt, response) in enumerate(rows)
+    ]
+
+
+@torch.no_grad()
+def _fault(forward: Forward) -> str:
+    """Why this model cannot be packed, or "". Compares packed with plain hidden states and the windows asked for."""
+    model = forward.model
+    (one,) = pack(_probe(forward.head.weight.shape[0]), budget_tokens=1 << 20)
+    where = layout(one, forward.head.weight.device, block_tokens=8)
+    was_training = model.training
+    model.train(False)
+    try:
+        packed = forward._run(one, where)[0].index_select(0, torch.from_numpy(one.source).to(where.place.device))
+        plain = forward._padded_hidden(one)
+    except (ModelError, TypeError, ValueError, IndexError, RuntimeError) as error:  # an architecture we do not know
+        return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    finally:
+        model.train(was_training)
+    wanted = _windows(model)
+    if wanted is None or where.windows != wanted:
+        return "its layers do not say which tokens they attend to"
+    scale = float(plain.float().abs().max())
+    bound = {torch.float64: 1e-9, torch.float32: 1e-4}.get(packed.dtype, 5e-2)
+    difference = float((packed - plain).float().abs().max())
+    if not difference <= bound * max(scale, 1e-6):
+        return f"packed and plain rows differ by {difference:.2g}"
+    return ""
+
+
+def _windows(model: PreTrainedModel) -> list[int | None] | None:
+    """The sliding window of each layer as the config declares it; None for layers that are not plain attention."""
+    config = model.config.get_text_config()
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        return [window] * config.num_hidden_layers
+    known = {"full_attention": None, "sliding_attention": window}
+    if not set(kinds) <= set(known):
+        return None
+    return [known[kind] for kind in kinds]
