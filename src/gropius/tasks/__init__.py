@@ -37,10 +37,10 @@ def load_tasks(
     """The task set that a recipe's `[data]` describes.
 
     source: a name in `TASKS`; a file (.jsonl .json .csv .parquet) or folder; `module:function`; a hub id. Paths are
-    relative to base_dir. options: of the named set or the function; for files, folders and the hub `limit`, `where`,
-    `held_out_path` (files) and `config` (hub). columns: which columns hold prompt and answer. held_out: number of
-    held-out tasks, None for the source's own default. Raises DataError naming what was found and what to write
-    instead.
+    relative to base_dir, or else to the working folder. options: of the named set or the function; for files, folders
+    and the hub `limit`, `where`, `held_out_path` (files) and `config` (hub). columns: which columns hold prompt and
+    answer. held_out: number of held-out tasks, None for the source's own default. Raises DataError naming what was
+    found and what to write instead.
     """
     if source in TASKS:
         return _named(source, options, seed, columns, held_out, base_dir)
@@ -51,7 +51,7 @@ def load_tasks(
         return from_function(source, function, options, Reading(seed, held_out, columns=columns))
     check_options(f"data set {source}", row_options, options, DataError)
     reading = Reading(seed, held_out, options.get("limit", 0), columns, options.get("where", {}))
-    path = base_dir / source
+    path = base_dir / source if (base_dir / source).exists() else Path(source)
     saved = path.is_dir() and any((path / mark).is_file() for mark in ("state.json", "dataset_dict.json"))
     if path.exists() and not saved:
         unseen = options.get("held_out_path", "")
