@@ -7,6 +7,7 @@ rows from what that pass left, one token for every active row, and dropping rows
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -138,6 +139,8 @@ class CachePath:
         self.model = model
         self.device = model.get_input_embeddings().weight.device
         self._cohorts: list[Cohort] = []
+        # The argument and the field of the answer were called past_key_values before transformers called them cache.
+        self._cache = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
     def refresh(self) -> None:
         """Nothing to do: the trainer's own tensors are used."""
@@ -153,7 +156,7 @@ class CachePath:
             mask[row, longest - len(prompt) :] = 1
         mask = mask.to(self.device)
         output = self._forward(ids.to(self.device), mask, None)
-        cache = output.past_key_values
+        cache = output.get(self._cache)
         if not hasattr(cache, "batch_select_indices"):
             raise ModelError(
                 f"{type(self.model).__name__} keeps its past in a {type(cache).__name__}, whose rows cannot be told "
@@ -184,7 +187,7 @@ class CachePath:
             column = torch.from_numpy(ids[start : start + cohort.size, None]).to(self.device)
             cohort.mask = torch.nn.functional.pad(cohort.mask, (0, 1), value=1)
             output = self._forward(column, cohort.mask, cohort.cache)
-            cohort.cache = output.past_key_values
+            cohort.cache = output.get(self._cache)
             logits.append(output.logits[:, -1].float())
             start += cohort.size
         return torch.cat(logits)
@@ -219,9 +222,9 @@ class CachePath:
             input_ids=ids,
             attention_mask=mask,
             position_ids=positions,
-            past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
+            **{self._cache: cache},
         )
         if training:
             self.model.train()

@@ -9,6 +9,7 @@ matrices are the trainer's tensors themselves.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +50,7 @@ class Matrix:
     def __call__(self, x: Tensor) -> Tensor:
         if self.packed is not None:
             flat = x.reshape(-1, x.shape[-1])
-            y = torch.ops.mkldnn._linear_pointwise(flat, self.packed, self.bias, "none", [], "")
+            y: Tensor = torch.ops.mkldnn._linear_pointwise(flat, self.packed, self.bias, "none", [], "")
             return y.view(*x.shape[:-1], y.shape[-1])
         return nn.functional.linear(x, self.weight, self.bias)
 
@@ -79,7 +80,7 @@ class Shadow:
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype) -> None:
         config = model.config
-        self.model = model
+        self.model: Any = model
         self.dtype = dtype
         self.heads = config.num_attention_heads
         self.kv_heads = config.num_key_value_heads
@@ -102,7 +103,7 @@ class Shadow:
         self.head = self._matrix(self.model.lm_head.weight, self.model.lm_head.bias)
         self.head.pack()
 
-    def _layer(self, layer: nn.Module, index: int) -> LayerWeights:
+    def _layer(self, layer: Any, index: int) -> LayerWeights:
         attention, mlp = layer.self_attn, layer.mlp
         q_norm, k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
         qkv = [attention.q_proj, attention.k_proj, attention.v_proj]

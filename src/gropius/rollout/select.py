@@ -1,0 +1,176 @@
+"""Groups that carry signal: what becomes of dead groups while sampling, and what the sampling cost.
+
+A group is dead when the raw metric of all its valid siblings is the same: it compares nothing. The rule says whether
+dead groups stay (`keep`, `drop`: the objective's weights decide), are replaced by fresh tasks (`refill`), or, where
+all failed, get more siblings (`grow`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from gropius.objective.selection import GroupState, group_state
+from gropius.rollout.collect import CollectPlan, Player, collect, raw_metric
+from gropius.types import Group, Task
+
+BINS = ("0", "0-25 %", "25-50 %", "50-75 %", "75-100 %", "100 %")
+
+
+@dataclass(frozen=True)
+class SelectionRule:
+    """dead: as in the objective. refill_attempts: further rounds of fresh tasks at most. grow_limit: siblings at most
+    of a group that is grown.
+    """
+
+    dead: Literal["keep", "drop", "refill", "grow"] = "keep"
+    refill_attempts: int = 4
+    grow_limit: int = 0
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What sampling cost. tokens: drawn by the model. dropped: of groups that were thrown away. duplicates: responses
+    whose ids equal an earlier sibling's. states: groups by state, thrown away ones included.
+    """
+
+    attempts: int
+    groups: int
+    responses: int
+    tokens: int
+    tokens_dropped: int
+    duplicates: int
+    states: dict[GroupState, int]
+
+    @property
+    def responses_per_informative(self) -> float:
+        """Responses drawn for each group that carries signal; inf when none does."""
+        informative = self.states.get("informative", 0)
+        return self.responses / informative if informative else float("inf")
+
+
+@dataclass(frozen=True)
+class Shortfall:
+    """Why a batch could not be filled. pass_rates: groups by share of siblings that succeeded, by the names of BINS.
+    over_sampling: groups to draw for each one that carries signal, 1 / mean(1 − pᴳ − (1 − p)ᴳ); inf where none would.
+    """
+
+    wanted: int
+    found: int
+    attempts: int
+    pass_rates: dict[str, int]
+    over_sampling: float
+
+    def __str__(self) -> str:
+        bars = ", ".join(f"{name}: {count}" for name, count in self.pass_rates.items() if count)
+        need = (
+            f"{self.over_sampling:.1f} groups drawn for each that is used" if self.over_sampling < 1e6 else "no number"
+        )
+        return (
+            f"{self.found} of {self.wanted} groups carry signal after {self.attempts} rounds; pass rates {bars or 'none'}; "
+            f"over-sampling that would fill the batch: {need}. Choose tasks nearer to what the model can do, a larger "
+            'rollout.group_size, or objective.selection.dead = "keep"'
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Selected:
+    """groups: for training. dropped: sampled and thrown away. shortfall: None when the batch is full."""
+
+    groups: tuple[Group, ...]
+    dropped: tuple[Group, ...]
+    budget: Budget
+    shortfall: Shortfall | None
+
+
+async def collect_selected(
+    draw: Callable[[int], Sequence[Task]], prompts: int, plan: CollectPlan, player: Player, rule: SelectionRule
+) -> Selected:
+    """Collect `prompts` groups under a rule. draw(n): the next n tasks; fresh ones at every call.
+
+    refill: rounds of fresh tasks, at most 1 + refill_attempts, until `prompts` groups carry signal; a group is kept on
+    its raw metric, never on the shaped reward. Groups are numbered on through the rounds, so no stream is drawn twice.
+    """
+    if rule.dead == "grow":
+        plan = replace(plan, grow_limit=max(plan.grow_limit, rule.grow_limit))
+    kept: list[Group] = []
+    dropped: list[Group] = []
+    attempts = 0
+    while len(kept) < prompts and attempts <= (rule.refill_attempts if rule.dead == "refill" else 0):
+        tasks = draw(prompts - len(kept))
+        if not tasks:
+            break
+        first = plan.first_index + len(kept) + len(dropped)
+        attempts += 1
+        for group in await collect(tasks, replace(plan, first_index=first), player):
+            stays = rule.dead != "refill" or state_of(group) in ("informative", "singleton")
+            (kept if stays else dropped).append(group)
+    full = len(kept) >= prompts or rule.dead != "refill"
+    shortfall = None if full else _shortfall(prompts, kept, dropped, attempts)
+    return Selected(tuple(kept), tuple(dropped), budget(kept, dropped, attempts), shortfall)
+
+
+def state_of(group: Group) -> GroupState:
+    """The state of a group by the raw metric of its valid siblings."""
+    return group_state(_raw(group), len(group.episodes))
+
+
+def duplicates(group: Group) -> int:
+    """Responses whose ids equal those of an earlier sibling: they cost a response and compare nothing."""
+    return len(group.episodes) - len({tuple(episode.response_ids.tolist()) for episode in group.episodes})
+
+
+def budget(kept: Sequence[Group], dropped: Sequence[Group], attempts: int) -> Budget:
+    """Count what a collection cost; a greedy baseline episode counts as a response."""
+    groups = [*kept, *dropped]
+    return Budget(
+        attempts=attempts,
+        groups=len(groups),
+        responses=sum(len(group.episodes) + (group.baseline_episode is not None) for group in groups),
+        tokens=sum(map(_tokens, groups)),
+        tokens_dropped=sum(map(_tokens, dropped)),
+        duplicates=sum(map(duplicates, groups)),
+        states=dict(Counter(map(state_of, groups))),
+    )
+
+
+def chance_of_signal(pass_rate: float, group_size: int) -> float:
+    """1 − pᴳ − (1 − p)ᴳ: the chance that G siblings of a task with pass rate p do not all end alike.
+
+    >>> chance_of_signal(0.5, 2), chance_of_signal(0.0, 8)
+    (0.5, 0.0)
+    """
+    return 1.0 - pass_rate**group_size - (1.0 - pass_rate) ** group_size
+
+
+def pass_rate_histogram(groups: Sequence[Group]) -> dict[str, int]:
+    """Groups by the share of valid siblings whose raw metric is above 0, in the bins of BINS (lower edges included)."""
+    counts = dict.fromkeys(BINS, 0)
+    for group in groups:
+        raw = _raw(group)
+        if raw:
+            rate = _pass_rate(raw)
+            counts[BINS[0] if rate == 0 else BINS[-1] if rate == 1 else BINS[1 + int(rate * 4)]] += 1
+    return counts
+
+
+def _shortfall(wanted: int, kept: Sequence[Group], dropped: Sequence[Group], attempts: int) -> Shortfall:
+    groups = [group for group in (*kept, *dropped) if _raw(group)]
+    chances = [chance_of_signal(_pass_rate(_raw(group)), len(group.episodes)) for group in groups]
+    share = sum(chances) / len(chances) if chances else 0.0
+    return Shortfall(wanted, len(kept), attempts, pass_rate_histogram(groups), 1.0 / share if share else float("inf"))
+
+
+def _raw(group: Group) -> list[float]:
+    return [value for episode in group.episodes if (value := raw_metric(episode)) is not None]
+
+
+def _pass_rate(raw: Sequence[float]) -> float:
+    return sum(value > 0 for value in raw) / len(raw)
+
+
+def _tokens(group: Group) -> int:
+    extra = () if group.baseline_episode is None else (group.baseline_episode,)
+    return sum(int(episode.loss_mask.sum()) for episode in (*group.episodes, *extra))
