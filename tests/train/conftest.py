@@ -1,3 +1,9 @@
+"""Tiny models: threads only cost, and one thread gives the same bits whatever the machine. `batches` is importable."""
+
+import sys
+from pathlib import Path
+
 import torch
 
-torch.set_num_threads(1)  # tiny models: threads only cost, and one thread gives the same bits on every machine
+sys.path.insert(0, str(Path(__file__).parent))
+torch.set_num_threads(1)

@@ -8,7 +8,7 @@ import torch
 
 from gropius.train.forward import Forward
 from gropius.train.pack import pack
-from models import ARCHITECTURES, batch, build
+from batches import ARCHITECTURES, batch, build
 
 TEMPERATURE = 0.8
 

@@ -1,0 +1,226 @@
+"""Checkpoints: a Hugging Face folder, and beside it what a run needs to go on. Safetensors and JSON, never pickle.
+
+    checkpoints/step-000010/  model/ (config, weights, tokenizer)  NAME.safetensors ...  state.json  COMPLETE
+
+A checkpoint is written under a temporary name, flushed to the disk, and renamed when it is whole. `COMPLETE` is written
+last and holds the size and the sha256 of every other file: whatever does not agree with it is not used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from gropius.errors import RunFolderError
+from gropius.models.load import LoadedModel, save_model
+
+MARKER = "COMPLETE"
+NAME = re.compile(r"step-(\d{6,})")
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """What a run needs besides its weights.
+
+    step: steps done. facts: numbers and text that JSON holds (counters, data position, schedule). tensors: one file a
+    name, e.g. {"optimiser": {...}, "reference": {...}}.
+    """
+
+    step: int
+    facts: Mapping[str, Any]
+    tensors: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Newest:
+    """The newest usable checkpoint of a run, or None, and one line for each newer one that had to be passed over."""
+
+    folder: Path | None
+    notes: tuple[str, ...] = ()
+
+
+def save(root: str | Path, snapshot: Snapshot, loaded: LoadedModel, keep_last: int = 0) -> Path:
+    """Write `root/step-N` whole or not at all, then delete older ones so that `keep_last` remain (0: all).
+
+    An interrupt at any point leaves the earlier checkpoints as they were. Returns the folder.
+    Raises ValueError for facts that JSON cannot hold (a number that is not finite among them).
+    """
+    facts = json.dumps({"step": snapshot.step, "facts": dict(snapshot.facts)}, allow_nan=False, indent=1)
+    root = Path(root)
+    root.mkdir(parents=True, exist_ok=True)
+    final, aside = root / f"step-{snapshot.step:06d}", root / f".writing-step-{snapshot.step:06d}"
+    _clear(root)
+    aside.mkdir()
+    save_model(loaded, aside / "model")
+    for name, tensors in snapshot.tensors.items():
+        save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, _file(aside, name))
+    (aside / "state.json").write_text(facts, encoding="utf-8")
+    _seal(aside)
+    if final.exists():
+        final.rename(root / f".replaced-step-{snapshot.step:06d}")
+    aside.rename(final)
+    _flush(root)
+    _clear(root)
+    _retain(root, snapshot.step, keep_last)
+    return final
+
+
+def load(folder: str | Path) -> Snapshot:
+    """Read the state of one checkpoint after checking every file against its marker.
+
+    The weights are read by `load_model(str(folder / "model"))`. Errors: RunFolderError naming the file that is missing,
+    changed or unreadable.
+    """
+    folder = Path(folder)
+    fault = damage(folder)
+    if fault:
+        raise RunFolderError(f"{folder}: {fault}; use an earlier checkpoint")
+    state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    tensors = {path.stem: load_file(path) for path in sorted(folder.glob("*.safetensors"))}
+    return Snapshot(state["step"], state["facts"], tensors)
+
+
+def newest(root: str | Path) -> Newest:
+    """The newest complete checkpoint under `root`; a newer one that is incomplete or damaged is passed over and named."""
+    notes = []
+    for folder in sorted(_folders(Path(root)), key=_step, reverse=True):
+        fault = damage(folder)
+        if not fault:
+            return Newest(folder, tuple(notes))
+        notes.append(f"{folder.name} is passed over: {fault}")
+    return Newest(None, tuple(notes))
+
+
+def damage(folder: Path) -> str:
+    """What is wrong with a checkpoint, in words, or "". Reads every file once."""
+    marker = folder / MARKER
+    if not marker.is_file():
+        return f"it has no {MARKER} marker, so its writing was interrupted"
+    try:
+        promised = json.loads(marker.read_text(encoding="utf-8"))["files"]
+        entries = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in promised.items()}
+    except (ValueError, KeyError, TypeError, AttributeError):  # the marker itself may be torn
+        return f"its {MARKER} marker cannot be read"
+    for name, (size, digest) in entries.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != size:
+            return f"{name} has {path.stat().st_size} bytes instead of {size}"
+        if _sha256(path) != digest:
+            return f"{name} does not have the content that was written"
+    return ""
+
+
+def weight_digest(model: nn.Module) -> str:
+    """Sha256 over every parameter's and buffer's name, type, shape and bytes, tied ones once. Equal weights, equal digest.
+
+    The tensors are hashed apart (in threads), then their digests in order of their names.
+    """
+    names: dict[int, str] = {}
+    tensors = []
+    for name, tensor in sorted(model.state_dict(keep_vars=True).items()):
+        if id(tensor) not in names:
+            names[id(tensor)] = name
+            tensors.append((name, tensor.detach()))
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        digests = list(pool.map(lambda item: _tensor_digest(*item), tensors))
+    whole = hashlib.sha256()
+    for digest in digests:
+        whole.update(digest)
+    return whole.hexdigest()
+
+
+def random_state() -> dict[str, Tensor]:
+    """The state of torch's random generators, as tensors."""
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states.update({f"cuda{n}": state for n, state in enumerate(torch.cuda.get_rng_state_all())})
+    return states
+
+
+def restore_random_state(states: Mapping[str, Tensor]) -> None:
+    """Put back what `random_state` gave; generators of devices that are not here are left out."""
+    torch.set_rng_state(states["cpu"])
+    for n in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        if f"cuda{n}" in states:
+            torch.cuda.set_rng_state(states[f"cuda{n}"], n)
+
+
+def _file(folder: Path, name: str) -> Path:
+    return folder / f"{name}.safetensors"
+
+
+def _folders(root: Path) -> list[Path]:
+    return [path for path in root.iterdir() if path.is_dir() and NAME.fullmatch(path.name)] if root.is_dir() else []
+
+
+def _step(folder: Path) -> int:
+    return int(folder.name.rpartition("-")[2])
+
+
+def _seal(folder: Path) -> None:
+    """Flush every file and write the marker over them."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    for path in files:
+        _flush(path)
+    entries = {
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in files
+    }
+    (folder / MARKER).write_text(json.dumps({"files": entries}, indent=1), encoding="utf-8")
+    _flush(folder / MARKER)
+    for inner in (*(path for path in folder.rglob("*") if path.is_dir()), folder):
+        _flush(inner)
+
+
+def _flush(path: Path) -> None:
+    """Force a file or a folder's entries to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _clear(root: Path) -> None:
+    """Remove what an interrupted save left, and put a checkpoint back that it had only moved aside."""
+    for path in root.glob(".replaced-step-*"):
+        original = root / path.name.removeprefix(".replaced-")
+        if original.exists():
+            shutil.rmtree(path)
+        else:
+            path.rename(original)
+    for path in root.glob(".writing-step-*"):
+        shutil.rmtree(path)
+
+
+def _retain(root: Path, step: int, keep_last: int) -> None:
+    """Delete older checkpoints than the one of `step`. Newer ones (a run that went back) are not ours to judge."""
+    older = [folder for folder in sorted(_folders(root), key=_step, reverse=True) if _step(folder) < step]
+    if keep_last > 0:
+        for folder in older[keep_last - 1 :]:
+            shutil.rmtree(folder)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _tensor_digest(name: str, tensor: Tensor) -> bytes:
+    digest = hashlib.sha256(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+    flat = tensor.cpu().contiguous().flatten()
+    digest.update(flat.view(torch.uint8).numpy() if flat.numel() else b"")
+    return digest.digest()
