@@ -16,7 +16,8 @@ from gropius.errors import ObjectiveError, RecipeError, RunFolderError, SafetyRe
 from gropius.naming import names_a_function
 from gropius.objective.presets import resolve as resolve_objective
 from gropius.objective.spec import AXES, Objective, override
-from gropius.recipe.load import LoadedRecipe, Source, from_mapping, load
+from gropius.objective.validate import check as check_objective
+from gropius.recipe.load import LoadedRecipe, Source, dotted, from_mapping, load, parse_setting
 from gropius.recipe.rules import Draft, broken_rules
 from gropius.recipe.schema import (
     CheckpointTable,
@@ -173,31 +174,46 @@ def resolve_loaded(loaded: LoadedRecipe) -> Resolved:
     recipe, source = loaded.recipe, loaded.source
     preset, objective = _objective(recipe.objective, source)
     draft = Draft(recipe, objective, loaded.explicit)
-    faults = [_located(source, key) + message for key, message in broken_rules(draft)]
-    if faults:
-        raise RecipeError("\n".join(faults))
+    _refuse_broken(draft, source)
     return _resolved(draft, source, preset)
 
 
-def from_dict(document: Mapping[str, Any]) -> Resolved:
+def _refuse_broken(draft: Draft, source: Source) -> None:
+    faults = [_located(source, key) + message for key, message in broken_rules(draft)]
+    if faults:
+        raise RecipeError("\n".join(faults))
+
+
+def from_dict(document: Mapping[str, Any], settings: Sequence[str] = ()) -> Resolved:
     """Read back what `Resolved.as_dict` wrote (a run's resolved.json); other keys are ignored.
 
-    Errors: RunFolderError when it is not one, or when its hash says it was changed.
+    settings: `a.b=value`, put on top of what was stored; the objective's are `objective.axis.key`.
+    Errors: RunFolderError when it is not one, or when its hash says it was changed; RecipeError for a setting.
     """
     missing = [key for key in (*RECIPE_KEYS, "sha256", "base_dir") if key not in document]
     if missing:
         raise RunFolderError(f"resolved.json: {', '.join(missing)} missing; this is not a run's resolved recipe")
-    tables = {key: document[key] for key in RECIPE_KEYS if key != "objective"}
-    source = Source("resolved.json", Path(document["base_dir"]))
     try:
-        recipe = from_mapping(_without_none(tables), (), source).recipe
-        objective = override(Objective(), document["objective"])
+        stored = _stored(document, (), {})
     except (RecipeError, ObjectiveError) as error:
         raise RunFolderError(f"resolved.json is of another version, or damaged: {error}") from error
-    resolved = _resolved(Draft(recipe, objective), source, str(document.get("preset", "grpo")))
-    if resolved.sha256 != document["sha256"]:
+    if stored.sha256 != document["sha256"]:
         raise RunFolderError("resolved.json was changed after the run began: its hash is not that of its keys")
-    return resolved
+    if not settings:
+        return stored
+    changes = {dotted(path[1:]): value for path, value in map(parse_setting, settings) if path[0] == "objective"}
+    return _stored(document, [text for text in settings if parse_setting(text)[0][0] != "objective"], changes)
+
+
+def _stored(document: Mapping[str, Any], settings: Sequence[str], changes: Mapping[str, Any]) -> Resolved:
+    tables = {key: document[key] for key in RECIPE_KEYS if key != "objective"}
+    source = Source("resolved.json", Path(document["base_dir"]))
+    loaded = from_mapping(_without_none(tables), settings, source)
+    objective = override(override(Objective(), document["objective"]), changes)
+    check_objective(objective, changes)
+    draft = Draft(loaded.recipe, objective, frozenset(dotted(path) for path in loaded.source.settings))
+    _refuse_broken(draft, loaded.source)
+    return _resolved(draft, source, str(document.get("preset", "grpo")))
 
 
 def refuse_user_code(resolved: Resolved, *, trusted: bool) -> None:
@@ -216,8 +232,8 @@ def refuse_user_code(resolved: Resolved, *, trusted: bool) -> None:
 def code_digests(resolved: Resolved) -> dict[str, str | None]:
     """SHA-256 of the file behind each module:function name, without importing it.
 
-    A name is looked up where `gropius.naming` looks first: a file beside the recipe. None for an installed module, which
-    cannot be found without running its package.
+    A name is looked up where `gropius.naming` looks first: a file beside the recipe. None for an installed module,
+    which cannot be found without running its package.
     """
     digests: dict[str, str | None] = {}
     for name in resolved.derived.user_code:

@@ -86,16 +86,11 @@ def _is_default(recipe: Recipe, key: str) -> bool:
 
 
 def _reward_rules(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    seen: set[str] = set()
     for index, part in enumerate(recipe.reward):
         if part.weight == 0:
             yield f"reward.{index}.weight", "a part of weight 0 does nothing; remove it, or give it a weight"
-        if part.name in seen:
-            yield (
-                f"reward.{index}.name",
-                "is listed twice, and parts are told apart by name; keep one and set its weight",
-            )
-        seen.add(part.name)
+        if any(part.name == other.name and part.options == other.options for other in recipe.reward[:index]):
+            yield f"reward.{index}.name", "is listed twice with the same options; keep one and set its weight"
 
 
 def _divisor(total: int, near: int) -> int:

@@ -10,6 +10,7 @@ import fcntl
 import json
 import math
 import os
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -145,6 +146,31 @@ class RunWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def delete_run(folder: Path) -> None:
+    """Delete what a run wrote into its folder, and the folder when nothing else is in it. No folder: nothing to do.
+
+    Errors: RunFolderError when the folder holds no run, or another process is writing it.
+    """
+    if not folder.exists():
+        return
+    if not (folder / RESOLVED).is_file():
+        raise RunFolderError(f"{folder}: holds no run, so it is not deleted; write another name (--set name=…)")
+    lock = _take_lock(folder)
+    try:
+        for name in (METRICS, FINDINGS, ROLLOUTS, CHECKPOINTS, LOGS, RESOLVED):
+            path = folder / name
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        if all(entry.name == LOCK for entry in folder.iterdir()):
+            shutil.rmtree(folder)
+    except OSError as error:
+        raise RunFolderError(f"{folder}: cannot be deleted: {error.strerror}") from error
+    finally:
+        os.close(lock)
 
 
 def write_whole(path: Path, data: bytes | pa.Buffer) -> None:

@@ -1,0 +1,23 @@
+"""Options that several verbs share, each declared once."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe: a TOML file, or the name of a built-in one.")]
+Target = Annotated[str, typer.Argument(metavar="RECIPE|RUN", help="A recipe (file or built-in name) or a run folder.")]
+Name = Annotated[str | None, typer.Option("--name", help="Name of the run folder (--set name=…).")]
+Out = Annotated[str | None, typer.Option("--out", help="Folder of run folders (--set out=…).")]
+Settings = Annotated[
+    list[str],
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Set any key of the recipe, e.g. --set train.steps=10. Repeatable."
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+TrustCode = Annotated[
+    bool,
+    typer.Option("--trust-code", help="Let module:function names in the recipe be imported and run with your rights."),
+]

@@ -1,0 +1,73 @@
+"""Laws of what a run shows: one line a step, plain without a terminal, foreign text inert."""
+
+from __future__ import annotations
+
+import io
+from types import SimpleNamespace
+from typing import Any
+
+from gropius.cli.console import Console, clock, step_line
+from gropius.records.intervals import Share
+
+METRICS = {
+    "reward": 0.53125,
+    "loss": -0.0123,
+    "grad_norm": 0.812,
+    "tokens_per_s": 1234.5,
+    "step_time": 2.0,
+    "groups/count": 64,
+    "groups/all_failed": 3 / 64,
+    "groups/all_solved": 1 / 64,
+}
+SHARE = Share(0.5, 0.4, 0.6, 100, 400)
+FOUND: Any = SimpleNamespace(mean=SHARE, passed=SHARE, majority=SHARE, k=4, mean_length_tokens=7.25)
+
+
+def test_a_step_is_one_line_with_every_number_that_matters() -> None:
+    line = step_line(7, 100, METRICS, 0.61, 186.0)
+    assert line == (
+        "step   7/100  reward 0.531  held-out 0.610  dead 3 failed 1 solved of 64  loss -0.0123  grad 0.812  "
+        "1,234 tok/s  left 3:06"
+    )
+
+
+def test_a_number_that_was_not_measured_is_left_out() -> None:
+    assert step_line(1, 2, {"reward": None, "loss": float("nan")}, None, None) == "step 1/2  loss +nan"
+
+
+def test_without_a_terminal_lines_are_plain_and_complete() -> None:
+    stream = io.StringIO()
+    with Console(stream) as console:
+        console.held_out("before", FOUND)
+        console.step(1, 3, METRICS)
+        console.step(2, 3, METRICS | {"step_time": 4.0, "held_out/mean": 0.75})
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == (
+        "held-out before: mean@4 0.500 [0.400, 0.600]  pass@4 0.500 [0.400, 0.600]  maj@4 0.500 [0.400, 0.600]  "
+        "(100 tasks, 7.25 tokens)"
+    )
+    assert "held-out 0.500" in lines[1] and lines[1].endswith("left 0:04")
+    assert "held-out 0.750" in lines[2] and lines[2].endswith("left 0:03")
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_on_a_terminal_a_bar_stands_under_the_same_lines() -> None:
+    stream = io.StringIO()
+    with Console(stream, live=True) as console:
+        console.step(1, 2, METRICS)
+        console.step(2, 2, METRICS)
+    text = stream.getvalue()
+    assert "step 1/2" in text and "step 2/2" in text and "2/2" in text
+
+
+def test_foreign_text_is_inert_with_and_without_a_terminal() -> None:
+    for live in (False, True):
+        stream = io.StringIO()
+        with Console(stream, live=live) as console:
+            console.step(1, 2, METRICS)
+            console.note("[bold]x[/bold] \x1b]0;t\x07")
+        assert "[bold]x[/bold] \\x1b]0;t\\x07" in stream.getvalue()
+
+
+def test_time_left_is_rounded_to_seconds() -> None:
+    assert [clock(s) for s in (0, 59.4, 60, 3599.6)] == ["0:00", "0:59", "1:00", "1:00:00"]
