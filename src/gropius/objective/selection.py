@@ -266,7 +266,7 @@ def _rewards(
 def _reward_kl(objective: Objective, response: Response) -> Array:
     """[L] the KL estimate at the response's own tokens, anchor against reference."""
     assert response.anchor is not None and response.reference is not None
-    return sampled_kl(objective.kl, (response.anchor - response.reference)[response.mask])
+    return sampled_kl(objective.kl, response.anchor[response.mask] - response.reference[response.mask])
 
 
 def _per_token(objective: Objective, responses: Sequence[Response], credit: Credit, live: Mask) -> list[Array]:
