@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gropius.errors import DataError
@@ -19,7 +19,7 @@ EVALUATION_STREAM = 2**31 - 1
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What an evaluation found. k: responses per task; passed is pass@k, majority maj@k; void responses are left out."""
+    """What an evaluation found. k: responses per task; passed: pass@k, majority: maj@k; void ones are left out."""
 
     mean: Share
     passed: Share
@@ -38,12 +38,21 @@ class HeldOut:
         return found | {"held_out/mean_length": self.mean_length_tokens, "held_out/time_s": self.time_s}
 
 
-async def evaluate(tasks: Sequence[Task], player: Player, sampling: Sampling, k: int, limits: Mapping[str, int]) -> tuple[
-    HeldOut, list[Group]
-]:  # fmt: skip
+@dataclass(frozen=True)
+class Limits:
+    """What bounds the rollouts of an evaluation, beside its sampling."""
+
+    seed: int
+    max_turns: int
+    max_episode_tokens: int
+
+
+async def evaluate(
+    tasks: Sequence[Task], player: Player, sampling: Sampling, k: int, limits: Limits
+) -> tuple[HeldOut, list[Group]]:
     """Draw k responses to every task and measure mean@k, pass@k and maj@k of the raw metric.
 
-    limits: `seed`, `max_turns`, `max_episode_tokens` of the rollouts. Errors: DataError when there is no held-out task.
+    Errors: DataError when there is no held-out task.
     """
     if not tasks:
         raise DataError("there is no held-out task to evaluate on; set data.held_out, or eval.before and after = false")
@@ -51,10 +60,10 @@ async def evaluate(tasks: Sequence[Task], player: Player, sampling: Sampling, k:
     plan = CollectPlan(
         sampling=sampling,
         group_size=k,
-        seed=limits["seed"],
+        seed=limits.seed,
         step=EVALUATION_STREAM,
-        max_turns=limits["max_turns"],
-        max_episode_tokens=limits["max_episode_tokens"],
+        max_turns=limits.max_turns,
+        max_episode_tokens=limits.max_episode_tokens,
         greedy_baseline=False,
     )
     groups = await collect(tasks, plan, player)

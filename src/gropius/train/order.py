@@ -1,4 +1,4 @@
-"""The order in which tasks are trained on: every epoch a new permutation, fixed by the seed; its state is one number."""
+"""The order of training: every epoch a new permutation of the tasks, fixed by the seed; its state is one number."""
 
 from __future__ import annotations
 

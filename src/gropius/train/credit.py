@@ -1,0 +1,120 @@
+"""Compare siblings: from scored groups to sequences with advantages and weights, one list an optimiser step.
+
+Statistics (baselines, scales, whitening) are those of the whole rollout batch and stay fixed for it; weights are those
+of the optimiser batch, which is the part of it that one step is taken on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gropius.objective.ratio import Segments, correction
+from gropius.objective.selection import Assignment, Response, assign
+from gropius.objective.spec import Objective
+from gropius.train.sequences import TrainSequence, assigned, cut, to_responses
+from gropius.types import Group
+
+PerSequence = Sequence[NDArray[Any] | None]
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """Log-probabilities computed before the update, one [T] array a sequence; None where the objective needs none."""
+
+    anchor: PerSequence | None = None
+    entropy: PerSequence | None = None
+    reference: PerSequence | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What one optimiser step is taken on. rows: indices into the flat order of the batch; sequences: the same rows."""
+
+    rows: tuple[int, ...]
+    sequences: list[TrainSequence]
+
+
+@dataclass(frozen=True, eq=False)
+class Credit:
+    """Assignment of the whole batch, and the parts that the optimiser steps through."""
+
+    assignment: Assignment
+    parts: list[Part]
+
+
+def needs_anchor_pass(objective: Objective, optimiser_steps: int) -> bool:
+    """Must the policy score the batch before its first update, rather than be its own anchor?"""
+    shrinks = objective.ratio.correction != "none" and not objective.aggregate.count_corrected
+    kl_in_reward = objective.kl.estimator != "none" and objective.kl.place == "reward"
+    return optimiser_steps > 1 or shrinks or kl_in_reward or objective.selection.entropy_top < 1
+
+
+def compare(
+    objective: Objective,
+    groups: Sequence[Group],
+    known: Known,
+    updates: int = 1,
+    part_weights: Mapping[str, float] | None = None,
+) -> Credit:
+    """Advantages over the whole batch, then weights for each of `updates` parts; groups are never divided.
+
+    part_weights: weights of the reward parts, for `normalise_then_sum`. Parts without a group are left out.
+    """
+    apart = part_weights if objective.advantage.combine == "normalise_then_sum" else None
+    rows = cut(groups)
+    responses = [
+        _with_known(objective, response, known, i, rows[i].sampler_logprobs)
+        for i, response in enumerate(to_responses(groups, apart))
+    ]
+    whole = assign(objective, responses, part_weights)
+    if updates == 1:
+        return Credit(whole, [Part(tuple(range(len(rows))), assigned(rows, whole))])
+    parts = []
+    for members in _divide(groups, updates):
+        fixed = [dataclasses.replace(responses[i], advantage=whole.responses[i].advantage) for i in members]
+        share = assign(objective, fixed, part_weights)
+        parts.append(Part(members, assigned([rows[i] for i in members], share)))
+    return Credit(whole, parts)
+
+
+def _divide(groups: Sequence[Group], updates: int) -> list[tuple[int, ...]]:
+    """Flat indices of every `updates`-th group, so that parts are equal to within one group."""
+    members, start = [], 0
+    for group in groups:
+        members.append(range(start, start + len(group.episodes)))
+        start += len(group.episodes)
+    parts = [tuple(i for group in members[k::updates] for i in group) for k in range(updates)]
+    return [part for part in parts if part]
+
+
+def _with_known(objective: Objective, response: Response, known: Known, i: int, sampler: NDArray[Any]) -> Response:
+    def array(values: PerSequence | None) -> NDArray[np.float64] | None:
+        return None if values is None or values[i] is None else np.asarray(values[i], np.float64)
+
+    anchor = array(known.anchor)
+    shrinks = objective.ratio.correction != "none" and not objective.aggregate.count_corrected
+    return dataclasses.replace(
+        response,
+        anchor=anchor,
+        reference=array(known.reference),
+        entropy=array(known.entropy),
+        kept=_kept(objective, response.mask, anchor, sampler) if shrinks and anchor is not None else None,
+    )
+
+
+def _kept(
+    objective: Objective, mask: NDArray[np.bool_], anchor: NDArray[np.float64], sampler: NDArray[Any]
+) -> NDArray[np.bool_]:
+    """[T] False where the correction masks a token, which must then leave the denominator."""
+    own = torch.from_numpy(mask)
+    segments = Segments(torch.zeros(len(mask), dtype=torch.int64), own, 1)
+    drawn = torch.from_numpy(sampler.astype(np.float64))
+    weight = correction(objective.ratio, segments.select(torch.from_numpy(anchor)), segments.select(drawn), segments)
+    return (weight != 0).numpy()
