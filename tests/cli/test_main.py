@@ -86,7 +86,7 @@ class TestErrors:
         ],
     )
     def test_each_error_has_its_exit_code(
-        self, error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch
+        self, error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         from gropius.cli import env
 
@@ -95,6 +95,7 @@ class TestErrors:
 
         monkeypatch.setattr(env, "command", fail)
         assert exit_code("env") == code
+        assert capsys.readouterr().err == f"gropius: {str(error) or 'interrupted'}\n"
 
     def test_a_fault_of_ours_is_not_hidden(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from gropius.cli import env

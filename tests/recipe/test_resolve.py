@@ -27,7 +27,11 @@ def refusal(*settings: str) -> str:
 
 class TestContradictions:
     CASES = (
-        (("rollout.prompts=3", "rollout.group_size=5", "train.updates=4"), "train.updates", "write updates = 3"),
+        (
+            ("rollout.prompts=6", "rollout.group_size=4", "train.updates=4"),
+            "train.updates",
+            "write updates = 3, or prompts = 8",
+        ),
         (("rollout.group_size=1",), "rollout.group_size", "no sibling"),
         (("rollout.temperature=0",), "rollout.temperature", "write temperature = 1.0"),
         (("rollout.max_turns=2", "rollout.max_episode_tokens=8"), "rollout.max_episode_tokens", "max_tokens = 8"),
@@ -61,7 +65,7 @@ class TestContradictions:
 
     @pytest.mark.parametrize(("settings", "key", "says"), CASES[:1])
     def test_what_the_refusal_suggests_is_accepted(self, settings: tuple[str, ...], key: str, says: str) -> None:
-        assert resolve(BASE, [*settings[:-1], "train.updates=3"]).derived.responses_per_update == 5
+        assert resolve(BASE, [*settings[:-1], "train.updates=3"]).derived.responses_per_update == 8
 
     def test_a_group_of_one_is_accepted_where_no_sibling_is_needed(self) -> None:
         settings = ["rollout.group_size=1", "objective.advantage.baseline=batch_mean", "objective.advantage.scale=none"]

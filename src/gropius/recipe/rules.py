@@ -98,10 +98,10 @@ def _divisor(total: int, near: int) -> int:
 
 
 def _updates(draft: Draft) -> str:
-    rollout, updates = draft.recipe.rollout, draft.recipe.train.updates
+    prompts, updates = draft.recipe.rollout.prompts, draft.recipe.train.updates
     return (
-        f"{draft.responses} responses ({rollout.prompts} prompts × {rollout.group_size} siblings) do not divide into "
-        f"{updates} updates; write updates = {_divisor(draft.responses, updates)}"
+        f"{prompts} prompts do not divide into {updates} updates, and a group is never divided; "
+        f"write updates = {_divisor(prompts, updates)}, or prompts = {updates * max(1, round(prompts / updates))}"
     )
 
 
@@ -115,7 +115,7 @@ def _tiny_head(draft: Draft) -> str:
 
 
 CONTRADICTIONS: tuple[Contradiction, ...] = (
-    Contradiction("train.updates", lambda d: d.responses % d.recipe.train.updates != 0, _updates),
+    Contradiction("train.updates", lambda d: d.recipe.rollout.prompts % d.recipe.train.updates != 0, _updates),
     Contradiction(
         "rollout.group_size",
         lambda d: d.recipe.rollout.group_size == 1 and d.compares_siblings,
