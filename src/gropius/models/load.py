@@ -6,7 +6,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads fight the matrix products for the cores
 
@@ -56,9 +56,11 @@ def load_model(
     if dtype not in DTYPES:
         raise ModelError(f'model.dtype = "{dtype}" is not a number format; {did_you_mean(dtype, DTYPES)}')
     place = _device(device)
+    model: Any
+    tokenizer: PreTrainedTokenizerBase
     if source == "tiny":
         model, tokenizer = tiny_model(tiny or TinyShape(), seed)
-        model = model.to(DTYPES[dtype])
+        model.to(dtype=DTYPES[dtype])
     elif tiny is not None:
         raise ModelError(f'[model.tiny] shapes the built-in model; it has no effect with model.source = "{source}"')
     elif source.startswith("package:"):
@@ -129,7 +131,7 @@ def _silence_dropout(model: PreTrainedModel) -> None:
 
 def _describe(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: str) -> LoadedModel:
     notes = []
-    rows = model.get_input_embeddings().weight.shape[0]
+    rows = int(cast(torch.Tensor, model.get_input_embeddings().weight).shape[0])
     if len(tokenizer) > rows:
         raise ModelError(
             f'model.source = "{source}": the tokenizer has {len(tokenizer)} tokens and the embedding {rows} rows; '

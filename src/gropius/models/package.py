@@ -11,6 +11,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -84,7 +85,7 @@ def _convert(gguf: Path, folder: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _check_tokenizer(tokenizer: object, gguf: Path) -> None:
+def _check_tokenizer(tokenizer: Any, gguf: Path) -> None:
     sample = "What is 12 x 34?\n\n  408, \u00e9\u4e2d \U0001f600\ttabs"
     ids = tokenizer(sample, add_special_tokens=False).input_ids
     if tokenizer.decode(ids) != sample:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +48,8 @@ class Batch:
         self._decode = decode
         self._stop_sets: dict[tuple[int, ...], int] = {}
         self._stop_table = np.zeros((0, vocabulary), np.bool_)
+        self.rows: list[Row] = []
+        self._arrays: dict[str, NDArray[Any]] = {}
         self._reset()
 
     def __len__(self) -> int:
@@ -100,17 +103,17 @@ class Batch:
             stopped[index] = any(stop in text for stop in self.rows[index].request.sampling.stop_strings)
         for index in np.flatnonzero(stopped):
             self.rows[index].finish_reason = "stop"
-        return stopped | (count >= arrays["limit"])
+        return cast(NDArray[np.bool_], stopped | (count >= arrays["limit"]))
 
     @property
     def last_ids(self) -> NDArray[np.int64]:
         """[_B] the token that each row drew last."""
-        return self._tokens[self._arrays["home"], self._arrays["count"] - 1]
+        return cast(NDArray[np.int64], self._tokens[self._arrays["home"], self._arrays["count"] - 1])
 
     @property
     def positions(self) -> NDArray[np.int64]:
         """[_B] the position of each row's last token."""
-        return self._arrays["length"] + self._arrays["count"] - 1
+        return cast(NDArray[np.int64], self._arrays["length"] + self._arrays["count"] - 1)
 
     def completion(self, index: int, version: int, digest: str) -> Completion:
         """What row `index` has drawn, as its caller gets it."""
@@ -135,7 +138,7 @@ class Batch:
         self.rules = self.rules.rows(order)
 
     def _reset(self) -> None:
-        self.rows: list[Row] = []
+        self.rows = []
         self.rules = Rules.of([])
         self._free: list[int] = []
         self._tokens = np.zeros((0, 0), np.int64)

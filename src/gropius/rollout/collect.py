@@ -256,6 +256,7 @@ class _Course:
         return True
 
     def episode(self, seat: _Seat, member: int) -> Episode:
+        """What came of it, not scored."""
         return Episode(
             task=seat.task,
             group_id=seat.group_id,
@@ -281,6 +282,7 @@ class _Prompt:
         self._ids: tuple[int, ...] = ()
 
     def ids(self, messages: tuple[Message, ...], task: Task) -> tuple[int, ...]:
+        """The ids of the first messages; raises DataError where they differ from a sibling's."""
         if self._messages is None:
             self._messages, self._ids = messages, self._chat.prompt_ids(messages)
         elif messages != self._messages:

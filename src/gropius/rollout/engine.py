@@ -68,19 +68,22 @@ class ScriptedEngine:
     """An engine whose policy is `policy(prompt_ids, drawn_ids) -> logits [_V]`: exact, and the same in any company.
 
     Everything else is real: random streams, sampling rules, stop tokens and strings, limits, versions, cancellation.
-    decode: needed for stop strings. dies_after: completions until the engine "crashes" with `last_words`.
+    vocabulary: ids of prompts lie below it. decode: needed for stop strings. dies_after: completions
+    until the engine "crashes" with `last_words`.
     """
 
     def __init__(
         self,
         policy: Policy,
         *,
+        vocabulary: int = 1 << 31,
         context_length: int = 1 << 20,
         decode: Decode | None = None,
         dies_after: int | None = None,
         last_words: str = "scripted death",
     ) -> None:
         self.policy = policy
+        self.vocabulary = vocabulary
         self.context_length = context_length
         self.decode = decode
         self.dies_after = dies_after
@@ -91,12 +94,12 @@ class ScriptedEngine:
 
     async def complete(self, request: Request) -> Completion:
         """Draw one response, giving way to other calls before every token."""
-        vocabulary = len(np.asarray(self.policy(request.prompt_ids, ())))
-        limit = check_request(request, self.context_length, vocabulary)
+        limit = check_request(request, self.context_length, self.vocabulary)
         version, digest = self.version, self.digest
         self.active += 1
         try:
-            tokens, reason = [], "length"
+            tokens: list[Draws] = []
+            reason: FinishReason = "length"
             for position in range(limit):
                 await asyncio.sleep(0)
                 tokens.append(self._draw(request, tuple(int(d.ids[0]) for d in tokens), position))
@@ -153,6 +156,7 @@ def pass_rate_policy(
         raise ValueError("the first ids of the right and the wrong answer must differ")
 
     def policy(prompt_ids: tuple[int, ...], drawn_ids: tuple[int, ...]) -> ArrayLike:
+        """Right or wrong at the first token, then the rest of that answer."""
         logits = np.full(vocabulary, -np.inf)
         if not drawn_ids:
             p = rate(prompt_ids) if callable(rate) else rate

@@ -136,8 +136,8 @@ class CachePath:
     stable_order = True
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model
-        self.device = model.get_input_embeddings().weight.device
+        self.model: Any = model
+        self.device: torch.device = next(model.parameters()).device
         self._cohorts: list[Cohort] = []
         # The argument and the field of the answer were called past_key_values before transformers called them cache.
         self._cache = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"

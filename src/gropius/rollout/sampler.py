@@ -70,6 +70,8 @@ def draw(logits: Tensor, rules: Rules, uniform: NDArray[np.float64]) -> Draws:
         z = z / torch.as_tensor(temperature, dtype=torch.float32, device=z.device)[:, None]
     u = torch.as_tensor(uniform, dtype=torch.float64, device=z.device)
     ids, normaliser = _draw_in_blocks(z, u)
+    if not bool(torch.isfinite(normaliser).all()):
+        raise ValueError("the model's logits are not finite: its weights have diverged")
     if greedy.any():
         rows = torch.as_tensor(np.flatnonzero(greedy), device=z.device)
         ids[rows] = z[rows].argmax(dim=-1)
@@ -79,8 +81,6 @@ def draw(logits: Tensor, rules: Rules, uniform: NDArray[np.float64]) -> Draws:
         rows = torch.as_tensor(np.flatnonzero(cut), device=z.device)
         ids[rows], kept_mass[rows] = _draw_cut(z[rows], normaliser[rows], u[rows], rules.rows(np.flatnonzero(cut)))
     logprobs = z.gather(1, ids[:, None])[:, 0].double() - normaliser
-    if not bool(torch.isfinite(logprobs).all()):
-        raise ValueError("the model's logits are not finite: its weights have diverged")
     whole = logprobs.cpu().numpy().astype(np.float32)
     drawn = np.where(greedy, 0.0, (logprobs - kept_mass).cpu().numpy()).astype(np.float32)
     return Draws(ids.cpu().numpy(), whole, drawn)

@@ -66,11 +66,12 @@ class Shortfall:
     def __str__(self) -> str:
         bars = ", ".join(f"{name}: {count}" for name, count in self.pass_rates.items() if count)
         need = (
-            f"{self.over_sampling:.1f} groups drawn for each that is used" if self.over_sampling < 1e6 else "no number"
+            f"{self.over_sampling:.1f} groups drawn for each one" if self.over_sampling < 1e6 else "no number of groups"
         )
         return (
-            f"{self.found} of {self.wanted} groups carry signal after {self.attempts} rounds; pass rates {bars or 'none'}; "
-            f"over-sampling that would fill the batch: {need}. Choose tasks nearer to what the model can do, a larger "
+            f"{self.found} of {self.wanted} groups carry signal after {self.attempts} rounds; "
+            f"pass rates {bars or 'none'}; over-sampling that would fill the batch: {need}. "
+            "Choose tasks nearer to what the model can do, a larger "
             'rollout.group_size, or objective.selection.dead = "keep"'
         )
 

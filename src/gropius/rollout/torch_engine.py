@@ -245,7 +245,7 @@ class TorchEngine:
                 self.stats.completions += 1
 
     def _decode(self, ids: Sequence[int]) -> str:
-        return cast(str, self.loaded.tokenizer.decode(ids, skip_special_tokens=False))
+        return cast(str, self.loaded.tokenizer.decode(list(ids), skip_special_tokens=False))
 
 
 def _choose_path(loaded: LoadedModel, dtype: str, path: str) -> tuple[DecodePath, str]:
