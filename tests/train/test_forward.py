@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from batches import ARCHITECTURES, batch, build
 
 from gropius.train.forward import Forward
 from gropius.train.pack import pack
-from batches import ARCHITECTURES, batch, build
 
 TEMPERATURE = 0.8
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,44 +19,10 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from gropius.errors import ModelError
 from gropius.train.pack import Pack, ancestors
+from gropius.train.tree import Blocks, Layout, TreeAttention, fused_attention
 
 NAME = "gropius_pack"
 BLOCK_TOKENS = 64  # queries of a block: large enough for the matrix products, small enough to skip what is not seen
-
-
-@dataclass(frozen=True, eq=False)
-class Blocks:
-    """Blocks computed together: queries [n, q] and keys [n, k] are row indices, padded; seen [n, q, k].
-
-    A padded query repeats its block's first one, so that every query sees something; its result is not read.
-    """
-
-    queries: Tensor
-    keys: Tensor
-    seen: Tensor
-    distance: Tensor
-    masks: dict[tuple[int | None, torch.dtype], Tensor] = field(default_factory=dict)
-
-    def mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
-        """[n, 1, q, k] added to the scores: 0 where seen (and less than `window` positions back), else −inf."""
-        key = (window, dtype)
-        if key not in self.masks:
-            seen = self.seen if window is None else self.seen & (self.distance < window)
-            zero = torch.zeros((), dtype=dtype, device=seen.device)
-            self.masks[key] = torch.where(seen, zero, float("-inf"))[:, None]
-        return self.masks[key]
-
-
-@dataclass(frozen=True, eq=False)
-class Layout:
-    """What the attention of one pack needs: its blocks, and for each row index the place of its result.
-
-    windows: sliding windows that were asked for, layer by layer (None: full attention), for the check at load time.
-    """
-
-    blocks: tuple[Blocks, ...]
-    place: Tensor
-    windows: list[int | None] = field(default_factory=list)
 
 
 def layout(pack: Pack, device: torch.device | str = "cpu", block_tokens: int = BLOCK_TOKENS) -> Layout:
@@ -78,7 +43,22 @@ def layout(pack: Pack, device: torch.device | str = "cpu", block_tokens: int = B
             place[queries] = offset + n * most + np.arange(len(queries))
         offset += len(batch) * most
         blocks.append(_blocks(batch, pack, device))
-    return Layout(tuple(blocks), torch.from_numpy(place).to(device))
+    uses, bounds = _uses(batches, pack.run_tokens)
+    return Layout(tuple(blocks), *(torch.from_numpy(a).to(device) for a in (place, uses, bounds)))
+
+
+def _uses(batches: list[list[tuple[np.ndarray, np.ndarray]]], size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where each row index stands among the padded keys of all blocks, one index after another; and the bag bounds."""
+    token, slot, offset = [], [], 0
+    for batch in batches:
+        k = max(len(keys) for _, keys in batch)
+        for keys in (keys for _, keys in batch):
+            token.append(keys)
+            slot.append(offset + np.arange(len(keys)))
+            offset += k
+    tokens, slots = np.concatenate(token), np.concatenate(slot)
+    counts = np.bincount(tokens, minlength=size)
+    return slots[np.argsort(tokens, kind="stable")], np.concatenate([[0], np.cumsum(counts)[:-1]])
 
 
 def _pieces(pack: Pack, block_tokens: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -114,8 +94,9 @@ def _blocks(batch: list[tuple[np.ndarray, np.ndarray]], pack: Pack, device: torc
     at, of = queries[:, :, None], keys[:, None, :]
     visible = (of <= at) & (at < pack.ends[of]) & real
     distance = pack.positions[at] - pack.positions[of]
-    q_, k_, seen_, distance_ = (torch.from_numpy(a).to(device) for a in (queries, keys, visible, distance))
-    return Blocks(q_, k_, seen_, distance_)
+    padding = np.arange(q) >= np.array([len(own) for own, _ in batch])[:, None]
+    made = (torch.from_numpy(a).to(device) for a in (queries, keys, visible, distance, padding))
+    return Blocks(*made)
 
 
 def pack_attention(
@@ -131,30 +112,16 @@ def pack_attention(
     Errors: ModelError for what it does not compute (soft caps, sinks, biases, dropout), so that nothing is left out
     silently; the check at load time turns that into plain, padded rows.
     """
-    pack_layout = _checked(options)
+    where = _checked(options)
     window = options.get("sliding_window")
-    pack_layout.windows.append(window)
-    heads, kv_heads, size = query.shape[1], key.shape[1], query.shape[3]
-    flat_q = query[0].transpose(0, 1).reshape(-1, heads * size)
-    flat_k = key[0].transpose(0, 1).reshape(-1, kv_heads * size)
-    flat_v = value[0].transpose(0, 1).reshape(-1, kv_heads * value.shape[3])
-    outputs = []
-    for blocks in pack_layout.blocks:
-        (n, q), k = blocks.queries.shape, blocks.keys.shape[1]
-        own = flat_q.index_select(0, blocks.queries.flatten()).view(n, q, heads, size).transpose(1, 2)
-        seen_k = flat_k.index_select(0, blocks.keys.flatten()).view(n, k, kv_heads, size).transpose(1, 2)
-        seen_v = flat_v.index_select(0, blocks.keys.flatten()).view(n, k, kv_heads, -1).transpose(1, 2)
-        out = torch.nn.functional.scaled_dot_product_attention(
-            own,
-            seen_k,
-            seen_v,
-            attn_mask=blocks.mask(window, own.dtype),
-            scale=options.get("scaling"),
-            enable_gqa=heads != kv_heads,
-        )
-        outputs.append(out.transpose(1, 2).reshape(n * q, -1))
-    together = torch.cat(outputs) if len(outputs) > 1 else outputs[0]
-    return together.index_select(0, pack_layout.place).view(1, -1, heads, value.shape[3]), None
+    where.windows.append(window)
+    scale = options.get("scaling") or query.shape[3] ** -0.5
+    rows = [tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value)]
+    if query.device.type == "cpu":
+        out = TreeAttention.apply(*rows, where, window, scale)
+    else:
+        out = fused_attention(rows, where, window, scale)
+    return out[None], None
 
 
 # what a module may pass and what its value must be for the result to be plain scaled-dot-product attention

@@ -19,9 +19,10 @@ from transformers import PreTrainedModel
 
 from gropius.errors import ModelError
 from gropius.models.logprobs import Head, backbone, token_logprobs
-from gropius.train.attention import Layout, layout, packed_attention
+from gropius.train.attention import layout, packed_attention
 from gropius.train.pack import Pack, pack
 from gropius.train.sequences import TrainSequence
+from gropius.train.tree import Layout
 
 Array32 = NDArray[np.float32]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
