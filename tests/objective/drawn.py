@@ -108,6 +108,11 @@ def _tokens(drawn: Sequence[Drawn], assigned: Sequence[Any], dtype: torch.dtype)
     )
 
 
+def close(got: Any, expected: Any, rtol: float = 1e-9, atol: float = 1e-11) -> None:
+    """The tolerance of the oracles: values and gradients are float64."""
+    np.testing.assert_allclose(np.asarray(got, np.float64), np.asarray(expected, np.float64), rtol=rtol, atol=atol)
+
+
 def response(group: str, reward: Any, length: int = 1, **fields: Any) -> Response:
     """A response of `length` loss tokens without log-probabilities."""
     return Response(group=group, reward=reward, mask=np.ones(length, np.bool_), **fields)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from drawn import Drawn, advantages, evaluate, response
+from drawn import Drawn, advantages, close, evaluate, response
 from entries import ENTRIES, READ, batch, entry, ragged, reads, responses
 
 from gropius import explain, explain_rewards
@@ -40,10 +40,6 @@ LEFT_OUT = {
     "loss_luffy": "off-policy teacher tokens inside a group",
     "loss_real": "a loss over pairs of a group, not a weighted sum of token terms",
 }
-
-
-def close(got: Any, expected: Any, rtol: float = 1e-9, atol: float = 1e-11) -> None:
-    np.testing.assert_allclose(np.asarray(got, np.float64), np.asarray(expected, np.float64), rtol=rtol, atol=atol)
 
 
 # --- losses: value and gradient -----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from drawn import Array, Drawn, advantages, evaluate, response
+from drawn import Array, Drawn, advantages, close, evaluate, response
 from entries import entry, reads
 
 from gropius import explain, explain_rewards
@@ -23,10 +23,6 @@ from gropius.objective.selection import DEAD, Response, assign, group_state
 
 NO_KL = {"kl.estimator": "none"}
 KL_ONLY = {"kl.coefficient": 1.0, "aggregate.kind": "response_sum"}
-
-
-def close(got: Any, expected: Any, rtol: float = 1e-9, atol: float = 1e-11) -> None:
-    np.testing.assert_allclose(np.asarray(got, np.float64), np.asarray(expected, np.float64), rtol=rtol, atol=atol)
 
 
 def softmax(logits: Any) -> Array:

@@ -6,6 +6,7 @@ Sums are exactly rounded (`math.fsum`), so the order of siblings and groups cann
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -20,6 +21,8 @@ Indices = NDArray[np.int64]
 Members = list[Indices]
 BaselineRule = Callable[[Array, Members, "RewardTable"], Array]
 ROUNDING = 1e-12
+SQUARABLE = 1e140
+LARGEST = sys.float_info.max
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +81,8 @@ def mean(values: Sequence[float] | Array) -> float:
         raise ObjectiveError("an empty group has no mean; a group needs at least one response")
     if max(values) == min(values):
         return float(values[0])
+    if max(abs(float(v)) for v in values) > LARGEST / len(values):
+        return math.fsum(float(v) / len(values) for v in values)
     return math.fsum(values) / len(values)
 
 
@@ -91,6 +96,9 @@ def std(values: Sequence[float] | Array, ddof: int) -> float:
     """
     if len(values) <= ddof or max(values) == min(values):
         return 0.0
+    size = max(abs(float(v)) for v in values)
+    if not 1.0 / SQUARABLE < size < SQUARABLE:  # squares would leave the range of a float
+        return size * std([float(v) / size for v in values], ddof)
     centre = mean(values)
     return math.sqrt(math.fsum((float(v) - centre) ** 2 for v in values) / (len(values) - ddof))
 
@@ -108,15 +116,14 @@ def _per_group(rule: Callable[[Array], Array]) -> BaselineRule:
     def apply(rewards: Array, members: Members, table: RewardTable) -> Array:
         out = np.zeros_like(rewards)
         for index in members:
-            out[index] = rule(rewards[index])
+            values = rewards[index]
+            out[index] = values if values.max() == values.min() else rule(values)
         return out
 
     return apply
 
 
 def _leave_one_out(values: Array) -> Array:
-    if len(values) == 1:
-        return values  # the caller refuses singletons; a group reduced to one response has nothing to compare with
     total = math.fsum(values)
     return np.array([(total - v) / (len(values) - 1) for v in values])
 
@@ -126,7 +133,10 @@ def _length_weighted(rewards: Array, members: Members, table: RewardTable) -> Ar
     for index in members:
         lengths = table.length_tokens[index].astype(np.float64)
         total = math.fsum(lengths)
-        out[index] = math.fsum(lengths * rewards[index]) / total if total else mean(rewards[index])
+        if total == 0 or rewards[index].max() == rewards[index].min():
+            out[index] = mean(rewards[index])
+        else:
+            out[index] = math.fsum(lengths * rewards[index]) / total
     return out
 
 

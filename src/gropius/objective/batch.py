@@ -100,8 +100,9 @@ def _known(where: str, item: Mapping[str, Any], keys: Sequence[str]) -> None:
 
 def _finite(value: Any) -> bool:
     """True for a number that a float can hold; false for NaN, infinity and true/false."""
-    number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-    return bool(number and abs(value) <= sys.float_info.max)
+    if isinstance(value, np.integer | np.floating):
+        value = value.item()
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _list(value: Any) -> list[Any] | None:

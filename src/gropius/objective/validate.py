@@ -219,11 +219,18 @@ EFFECTS: dict[str, _Rule] = {
 _DEFAULT = Objective()
 
 
+def _asks_nothing(name: str, value: Any) -> bool:
+    """True for the value that switches a feature off, and for the default of a choice or a flag."""
+    if isinstance(value, str | bool):
+        return value in ("none", field_value(_DEFAULT, name))
+    return value in (0, math.inf)
+
+
 def check(objective: Objective, explicit: Iterable[str] = ()) -> None:
     """Refuse a contradictory objective, and any explicitly written key that has no effect in it.
 
     explicit: the `axis.key` names that a person wrote, on top of a preset. A key written with the value that switches
-    its feature off (0, "none", false, inf), or with the default of its choices, asks for nothing and is never useless.
+    its feature off (0, "none", inf), or with the default of its choices, asks for nothing and is never useless.
     Errors: ObjectiveError with the rule that was broken and what to write instead.
     """
     for broken, message in CONTRADICTIONS:
@@ -234,9 +241,7 @@ def check(objective: Objective, explicit: Iterable[str] = ()) -> None:
             continue
         effective, needs = EFFECTS[name]
         value = field_value(objective, name)
-        default = field_value(_DEFAULT, name)
-        asks_nothing = value in (0, "none", math.inf) or (isinstance(value, str | bool) and value == default)
-        if not asks_nothing and not effective(objective):
+        if not _asks_nothing(name, value) and not effective(objective):
             raise ObjectiveError(
                 f"objective.{name} = {value!r} would do nothing: it needs {needs}; remove it or set that"
             )
