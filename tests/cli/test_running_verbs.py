@@ -99,13 +99,27 @@ class TestTrain:
         run(capsys, "train", "r.toml", "--name", "12")
         assert calls[0][1].name == "12"
 
-    def test_overwrite_deletes_the_run_and_nothing_else(
+    def test_a_taken_folder_is_refused_before_anything_is_loaded(
         self, finished: Path, calls: list[tuple[str, Any]], capsys: pytest.CaptureFixture[str]
     ) -> None:
-        (finished / "notes.txt").write_text("mine")
+        for verb in ("train", "sft"):
+            code, _, err = run(capsys, verb, "r.toml", "--set", "sft.steps=1")
+            assert code == 2 and f"gropius resume {finished}" in err and "--overwrite" in err and not calls
+
+    def test_overwrite_deletes_the_run(
+        self, finished: Path, calls: list[tuple[str, Any]], capsys: pytest.CaptureFixture[str]
+    ) -> None:
         assert run(capsys, "train", "r.toml", "--overwrite")[0] == 0
-        assert sorted(entry.name for entry in finished.iterdir()) == ["notes.txt", "run.lock"]
-        (finished / "run.lock").unlink()
+        assert not finished.exists() and [name for name, _ in calls] == ["train"]
+
+    def test_overwrite_never_deletes_what_no_run_wrote(
+        self, finished: Path, calls: list[tuple[str, Any]], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        before = sorted(finished.rglob("*"))
+        (finished / "notes.txt").write_text("mine")
+        code, _, err = run(capsys, "train", "r.toml", "--overwrite")
+        assert code == 2 and "notes.txt" in err and {*before, finished / "notes.txt"} == set(finished.rglob("*"))
+        (finished / "resolved.json").unlink()
         code, _, err = run(capsys, "train", "r.toml", "--overwrite")
         assert code == 2 and "holds no run, so it is not deleted" in err and (finished / "notes.txt").exists()
 

@@ -188,7 +188,8 @@ class TestSecrets:
 
 
 def test_key_lines_follow_headers_arrays_quotes_and_inline_tables() -> None:
-    text = 'a.b = 1\n"c d" = 2 # x = 3\n[t]\nx = { y = 1, z = [1, 2] }\n[[r]]\nn = 1\n[r.o]\nk = 1\n[[r]]\nn = 2\nm = [\n  1,\n]\n'
+    text = 'a.b = 1\n"c d" = 2 # x = 3\n[t]\nx = { y = 1, z = [1, 2] }\n'
+    text += "[[r]]\nn = 1\n[r.o]\nk = 1\n[[r]]\nn = 2\nm = [\n  1,\n]\n"
     lines = key_lines(text)
     assert lines[("a", "b")] == 1 and lines[("c d",)] == 2 and lines[("t",)] == 3
     assert lines[("t", "x", "y")] == 4 and lines[("t", "x", "z")] == 4

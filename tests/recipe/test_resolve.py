@@ -233,12 +233,12 @@ class TestCapacity:
     ROOMY = Machine(memory_bytes=10**12, disk_free_bytes=10**12)
 
     def test_a_model_that_cannot_be_trained_in_memory_is_refused_with_the_estimate(self) -> None:
-        with pytest.raises(RecipeError, match=r"model\.source: .*at least 140\.0 GB.*bfloat16"):
+        with pytest.raises(RecipeError, match=r"model\.source: .*at least 140\.0 GB.*reference.*64\.0 GB"):
             refuse_what_cannot_fit(resolve(BASE), 7 * 10**9, Machine(64 * 10**9, 10**12))
 
     def test_checkpoints_that_do_not_fit_on_the_disk_are_refused_with_the_estimate(self) -> None:
         resolved = resolve(BASE, ["checkpoint.every=1", "checkpoint.keep_last=3"])
-        with pytest.raises(RecipeError, match=r"4 checkpoints .* need 48\.0 GB"):
+        with pytest.raises(RecipeError, match=r"4 checkpoints .* need 64\.0 GB"):
             refuse_what_cannot_fit(resolved, 10**9, Machine(10**12, 10**9))
 
     def test_what_fits_passes(self) -> None:

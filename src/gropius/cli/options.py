@@ -10,6 +10,7 @@ Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe: a TOML 
 Target = Annotated[str, typer.Argument(metavar="RECIPE|RUN", help="A recipe (file or built-in name) or a run folder.")]
 Name = Annotated[str | None, typer.Option("--name", help="Name of the run folder (--set name=…).")]
 Out = Annotated[str | None, typer.Option("--out", help="Folder of run folders (--set out=…).")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Delete the run of this name first.")]
 Settings = Annotated[
     list[str],
     typer.Option(

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gropius.cli.options import Settings, Target, TrustCode
 from gropius.cli.output import inert, number, print_text
-from gropius.cli.target import find_recipe_of
+from gropius.cli.target import Found, find
 from gropius.errors import Interrupted, UsageError
 
 if TYPE_CHECKING:
+    from gropius.rewards.base import Scorer
     from gropius.tasks.base import TaskSet
     from gropius.types import EnvironmentStep, Episode, Message, Task, Turn, Verdict
 
@@ -25,21 +27,55 @@ def command(
     target: Target,
     settings: Settings = [],  # noqa: B006
     task: Annotated[int, typer.Option("--task", metavar="N", help="Which held-out task, counted from 0.")] = 0,
+    watch: Annotated[bool, typer.Option("--watch", help="Let the model answer: a run's last checkpoint.")] = False,
     trust_code: TrustCode = False,
 ) -> None:
     """Answer a task yourself, or play its environment, and see what every part of the reward says."""
-    resolved = find_recipe_of(target, settings, trust_code)
     from gropius import build
 
-    tasks = build.tasks(resolved)
-    scorer = build.scorer(resolved, tasks)
+    found = find(target, settings, trust_code, model=watch)
+    tasks = build.tasks(found.resolved)
+    scorer = build.scorer(found.resolved, tasks)
     pool = tasks.held_out or tasks.train
     if not 0 <= task < len(pool):
         raise UsageError(f"--task {task}: there are {len(pool)} tasks; write 0 to {len(pool) - 1}")
     print_text(*tasks.notes, f"task {pool[task].key}")
-    episode = play(pool[task], tasks, _ask, print_text)
-    verdict = asyncio.run(scorer.score([episode]))[0]
-    print_text(*verdict_lines(verdict, pool[task]))
+    if watch:
+        episode = watched(pool[task], tasks, scorer, found)
+        print_text(*(f"{message['role']}: {message['content']}" for message in episode.messages))
+        print_text(f"{len(episode.response_ids)} tokens, finished by {episode.finish_reason}")
+        verdict = episode.verdict
+    else:
+        episode = play(pool[task], tasks, _ask, print_text)
+        verdict = asyncio.run(scorer.score([episode]))[0]
+    if verdict is not None:
+        print_text(*verdict_lines(verdict, pool[task]))
+
+
+def watched(task: Task, tasks: TaskSet, scorer: Scorer, found: Found) -> Episode:
+    """One scored episode of the model, drawn as the recipe evaluates."""
+    from gropius import build
+    from gropius.models.chat import ChatFormat
+    from gropius.rollout.collect import CollectPlan, Player, collect
+    from gropius.rollout.torch_engine import TorchEngine
+    from gropius.train.evaluate import EVALUATION_STREAM
+    from gropius.train.loop import sampling_of
+
+    resolved = found.resolved
+    loaded = build.model(resolved, found.model)
+    system = resolved.data.system_prompt if resolved.data.system_prompt is not None else tasks.system_prompt
+    engine = TorchEngine(loaded, token_budget=resolved.rollout.token_budget, dtype=resolved.model.dtype)
+    chat = ChatFormat.for_model(loaded, system_prompt=system)
+    plan = CollectPlan(
+        sampling=replace(sampling_of(resolved, loaded), temperature=resolved.eval.temperature),
+        group_size=1,
+        seed=resolved.seed,
+        step=EVALUATION_STREAM,
+        max_turns=resolved.rollout.max_turns,
+        max_episode_tokens=resolved.rollout.max_episode_tokens,
+    )
+    groups = asyncio.run(collect([task], plan, Player(engine, chat, tasks, scorer, loaded.context_length)))
+    return groups[0].episodes[0]
 
 
 def play(task: Task, tasks: TaskSet, ask: Ask, tell: Tell) -> Episode:

@@ -37,12 +37,12 @@ def for_run(recipe: str, settings: Sequence[str], place: tuple[str | None, str |
     return resolved
 
 
-def find(target: str, settings: Sequence[str], trusted: bool) -> Found:
-    """A run folder's recipe and last complete checkpoint, or a recipe with its own model.
+def find(target: str, settings: Sequence[str], trusted: bool, *, model: bool = True) -> Found:
+    """A run folder's recipe and its trained model, or a recipe with its own model.
 
+    model: False when only the recipe is wanted, which a run without a checkpoint has too.
     Errors: RecipeError, RunFolderError; SafetyRefusal when it names code that was not trusted.
     """
-    from gropius.errors import RunFolderError
     from gropius.recipe import refuse_user_code, resolve
 
     if not Path(target).is_dir():
@@ -51,25 +51,25 @@ def find(target: str, settings: Sequence[str], trusted: bool) -> Found:
         from gropius.records.reader import RunReader
 
         reader = RunReader(target)
-        checkpoints = reader.checkpoints()
-        if not checkpoints:
-            raise RunFolderError(
-                f"{target}: has no complete checkpoint to use; give the recipe for the untrained model"
-            )
-        model = reader.folder / "checkpoints" / f"step-{checkpoints[-1]:06d}" / "model"
-        found = Found(of_run(reader, settings), model, f"{target} at step {checkpoints[-1]}")
+        folder, label = _trained_model(reader) if model else (None, target)
+        found = Found(of_run(reader, settings), folder, label)
     refuse_user_code(found.resolved, trusted=trusted)
     return found
 
 
-def find_recipe_of(target: str, settings: Sequence[str], trusted: bool) -> Resolved:
-    """The recipe of a run folder, or a recipe; no model is needed. Errors: as `find`."""
-    from gropius.recipe import refuse_user_code, resolve
-    from gropius.records.reader import RunReader
+def _trained_model(reader: RunReader) -> tuple[Path, str]:
+    """The model of the last complete checkpoint, or of a warm start alone, and what to call it."""
+    from gropius.errors import RunFolderError
+    from gropius.records.writer import CHECKPOINTS, MODEL
 
-    resolved = of_run(RunReader(target), settings) if Path(target).is_dir() else resolve(target, settings)
-    refuse_user_code(resolved, trusted=trusted)
-    return resolved
+    if checkpoints := reader.checkpoints():
+        model = reader.folder / CHECKPOINTS / f"step-{checkpoints[-1]:06d}" / "model"
+        return model, f"{reader.folder} at step {checkpoints[-1]}"
+    if (reader.folder / MODEL).is_dir():
+        return reader.folder / MODEL, f"{reader.folder} after the warm start"
+    raise RunFolderError(
+        f"{reader.folder}: has no complete checkpoint to use; give the recipe instead for the untrained model"
+    )
 
 
 def of_run(reader: RunReader, settings: Sequence[str] = ()) -> Resolved:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 from gropius.cli.console import Console, print_outcome
-from gropius.cli.options import Name, Out, Recipe, Settings, TrustCode
+from gropius.cli.options import Name, Out, Overwrite, Recipe, Settings, TrustCode
 from gropius.cli.target import for_run
 
 
@@ -16,15 +12,16 @@ def command(
     settings: Settings = [],  # noqa: B006
     name: Name = None,
     out: Out = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete the run of this name first.")] = False,
+    overwrite: Overwrite = False,
     trust_code: TrustCode = False,
 ) -> None:
     """Train by group-relative policy optimisation, measure before and after, and record everything in a run folder."""
     resolved = for_run(recipe, settings, (name, out), trust_code)
-    if overwrite:
-        from gropius.records.writer import delete_run
+    from gropius.records.writer import delete_run, refuse_taken
 
+    if overwrite:
         delete_run(resolved.folder)
+    refuse_taken(resolved.folder)
     from gropius import build
 
     with Console() as console:

