@@ -77,8 +77,8 @@ def probe(hidden: int = 576, mlp: int = 1536, rows: int = 64, seconds: float = 1
 
     hidden, mlp: widths of the model. rows: responses decoded at once. seconds: what the probe may take. Measures an
     MLP forward and backward on 1024 tokens, the same weights applied to `rows` tokens, and a read of memory too large
-    for any cache; the best of several runs each, so that a neighbour disturbs little. The efficiencies are the shares of a
-    step that matrix products took in profiles (0.54 training, 0.72 decoding).
+    for any cache; the best of several runs each, so that a neighbour disturbs little. The efficiencies are the
+    shares of a step that matrix products took in profiles (0.54 training, 0.72 decoding).
     Needs torch; errors: UsageError when it is missing.
     """
     try:

@@ -59,8 +59,8 @@ class Row:
     """One group size at the budget.
 
     dead = all_failed + all_solved, shares of groups. live_prompts: a step, with the uncertainty of the fit;
-    live_spread: the further standard deviation from step to step. signal, variance: of the step's mean gradient in the prompts'
-    logits, exact for binary rewards. efficiency: squared signal-to-noise a response, relative to the best row.
+    live_spread: the further standard deviation from step to step. signal, variance: of the step's mean gradient in the
+    prompts' logits, exact for binary rewards. efficiency: squared signal-to-noise a response, relative to the best row.
     refill_factor: prompts sampled for one live prompt. refill_responses: a step with every group live. grow_responses:
     a step where all-failed groups are grown to the limit; grow_live: their live share then.
     """
