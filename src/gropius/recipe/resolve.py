@@ -133,7 +133,7 @@ class Resolved:
         return tables
 
     def as_dict(self) -> dict[str, Any]:
-        """What `resolved.json` holds: the tables, the derived numbers, the hash, and where relative paths start."""
+        """What `resolved.json` holds: tables, derived numbers, hash, digests of user code, where relative paths start."""
         return {
             "format": FORMAT,
             "sha256": self.sha256,
@@ -141,6 +141,7 @@ class Resolved:
             "preset": self.preset,
             "derived": _finite(dataclasses.asdict(self.derived)),
             "notes": list(self.notes),
+            "code": code_digests(self),
             "base_dir": str(self.base_dir),
         }
 

@@ -6,6 +6,7 @@ is the exception: it only grows, one line by one write.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import math
@@ -69,15 +70,15 @@ class RunWriter:
             lock = _take_lock(folder)
         except OSError as error:
             raise RunFolderError(f"{folder}: cannot be made: {error.strerror}; write another out or name") from error
-        try:
+        with contextlib.ExitStack() as until_made:
+            until_made.callback(os.close, lock)
             refuse_taken(folder)
             write_json(folder / RESOLVED, document)
             for name in (ROLLOUTS, CHECKPOINTS, LOGS):
                 (folder / name).mkdir(exist_ok=True)
-            return cls(folder, lock, fsync=fsync)
-        except BaseException:
-            os.close(lock)
-            raise
+            writer = cls(folder, lock, fsync=fsync)
+            until_made.pop_all()
+        return writer
 
     @classmethod
     def reopen(cls, folder: Path, *, fsync: bool = False) -> RunWriter:
