@@ -15,7 +15,20 @@ from gropius.cli import main as program
 from gropius.cli.main import VERBS
 from gropius.errors import Interrupted, RewardError, SafetyRefusal, UsageError
 
-HEAVY = ("torch", "transformers", "pyarrow", "pydantic", "numpy", "datasets", "peft", "vllm", "ray", "gropius.recipe")
+HEAVY = (
+    "torch",
+    "transformers",
+    "pyarrow",
+    "pydantic",
+    "numpy",
+    "datasets",
+    "peft",
+    "vllm",
+    "ray",
+    "rich",
+    "asyncio",
+    "gropius.recipe",
+)
 
 
 def gropius(*words: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -31,6 +30,8 @@ def command(
     trust_code: TrustCode = False,
 ) -> None:
     """Answer a task yourself, or play its environment, and see what every part of the reward says."""
+    import asyncio
+
     from gropius import build
 
     found = find(target, settings, trust_code, model=watch)
@@ -54,6 +55,8 @@ def command(
 
 def watched(task: Task, tasks: TaskSet, scorer: Scorer, found: Found) -> Episode:
     """One scored episode of the model, drawn as the recipe evaluates."""
+    import asyncio
+
     from gropius import build
     from gropius.models.chat import ChatFormat
     from gropius.rollout.collect import CollectPlan, Player, collect

@@ -133,7 +133,7 @@ class Resolved:
         return tables
 
     def as_dict(self) -> dict[str, Any]:
-        """What `resolved.json` holds: tables, derived numbers, hash, digests of user code, where relative paths start."""
+        """What `resolved.json` holds: tables, derived numbers, hash, digests of user code, and `base_dir`."""
         return {
             "format": FORMAT,
             "sha256": self.sha256,
