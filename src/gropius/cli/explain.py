@@ -15,16 +15,18 @@ from gropius.errors import ObjectiveError, UsageError
 
 def command(
     batch: Annotated[
-        Path | None, typer.Argument(metavar="[BATCH.json]", help="A batch of groups; see docs for its keys.")
+        Path | None,
+        typer.Argument(metavar="[BATCH.json|RUN]", help="A batch of groups (see docs for its keys), or a run folder."),
     ] = None,
     rewards: Annotated[
         str | None, typer.Option("--rewards", metavar="R,R,…", help="One group's rewards, e.g. 1,1,0,0.")
     ] = None,
     objective: Annotated[str, typer.Option("--objective", metavar="PRESET", help="The preset to start from.")] = "grpo",
+    step: Annotated[int | None, typer.Option("--step", metavar="N", help="Of a run: which step; the last.")] = None,
     settings: Settings = [],  # noqa: B006  (typer copies the default)
     as_json: Json = False,
 ) -> None:
-    """Replay a group step by step (--rewards), or evaluate the objective on a batch in float64 (BATCH.json)."""
+    """Replay a group step by step (--rewards), or evaluate the objective on a batch or a run's step in float64."""
     from gropius.objective.explain import explain, explain_rewards
 
     preset, overrides = _overrides(objective, settings)
@@ -33,9 +35,48 @@ def command(
     if rewards is not None:
         report = explain_rewards(parse_rewards(rewards), preset, overrides)
         print_json(report) if as_json else _print_rewards(report)
+    elif batch is not None and batch.is_dir():
+        report = explain_run(batch, step)
+        print_json(report) if as_json else _print_run(report)
     elif batch is not None:
         report = explain(_read(batch), preset, overrides)
         print_json(report) if as_json else _print_batch(report)
+
+
+def explain_run(run: Path, step: int | None) -> dict[str, Any]:
+    """A recorded step taken apart by the objective it was trained with: the logged loss, and the one recomputed.
+
+    `updates` holds one report for every optimiser step of the first pass; `loss` is their mean.
+    Errors: RunFolderError for a folder that is no run, or a step that was not recorded.
+    """
+    from gropius.cli.target import of_run
+    from gropius.errors import RunFolderError
+    from gropius.objective.explain import explain
+    from gropius.records.reader import RunReader
+    from gropius.records.replay import batches
+
+    reader = RunReader(run)
+    resolved, steps = of_run(reader), reader.steps()
+    chosen = steps[-1] if step is None and steps else step
+    if chosen not in steps or chosen is None:
+        there = f"recorded are {steps[0]} to {steps[-1]}" if steps else "no step was recorded"
+        raise RunFolderError(f"{run}: no rollouts of step {step}; {there}")
+    records = reader.rollouts(chosen)
+    weights = None
+    if resolved.objective.advantage.combine == "normalise_then_sum":
+        weights = {name: 1.0 for record in records for name in record.parts}
+        weights |= {part.name.rpartition(":")[2]: part.weight for part in resolved.reward}
+    reports = [explain(batch, resolved.objective) for batch in batches(records, part_weights=weights)]
+    logged = reader.metrics_by_step().get(chosen, {}).get("loss")
+    loss = sum(report["loss"] for report in reports) / len(reports) if reports else None
+    return {"run": str(run), "step": chosen, "logged_loss": logged, "loss": loss, "updates": reports}
+
+
+def _print_run(report: dict[str, Any]) -> None:
+    print_text(f"{report['run']}, step {report['step']}")
+    print_text(f"logged loss {number(report['logged_loss'], 10)}, recomputed {number(report['loss'], 10)}", "")
+    for update in report["updates"]:
+        _print_batch(update)
 
 
 def parse_rewards(text: str) -> list[float]:

@@ -145,7 +145,7 @@ def score(run: Run, batch: Selected, check_sampler: bool) -> Known:
 
 def update(run: Run, credit: Credit, known: Known) -> list[list[UpdateReport]]:
     """Optimiser steps: `epochs` passes over the parts of the batch, the anchor fixed for all of them."""
-    reports = []
+    reports: list[list[UpdateReport]] = []
     for _ in range(run.plan.train.epochs):
         reports.append([])
         for part in credit.parts:
@@ -205,8 +205,7 @@ def require_agreement(run: Run, batch: Selected, logprobs: Sequence[Any]) -> Non
 def record(run: Run, batch: Selected, credit: Credit, work: Work, times: dict[str, float]) -> None:
     """Write the step's rollouts and metrics, and show the line."""
     plan, state = run.plan, run.state
-    decode = run.player.chat.tokenizer.decode
-    rows = trained.records(state.step, batch.groups, batch.dropped, credit, work, decode)
+    rows = trained.records(state.step, batch.groups, batch.dropped, credit, work, run.player.chat.decode)
     metrics = step_metrics(rows, state.num_tokens)
     metrics |= trained.metrics(work, batch.groups, times)
     metrics["tokens_per_s"] = (metrics["tokens_sampled"] or 0) / max(times["step_time"], 1e-9)

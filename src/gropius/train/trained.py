@@ -63,11 +63,18 @@ def _trained(groups: Sequence[Group], credit: Credit, work: Work) -> dict[tuple[
                 anchor=anchor,
                 policy=policy,
                 reference=None if work.known.reference is None else work.known.reference[i],
-                entropy=report.entropies[j] if report else None,
+                entropy=_entropy(work, report, i, j),
                 weight=row.weight,
                 contribution=report.contributions[j] if report else None,
             )
     return added
+
+
+def _entropy(work: Work, report: UpdateReport | None, i: int, j: int) -> NDArray[Any] | None:
+    """The anchor's entropies where they decided something, else those of the first update."""
+    if work.known.entropy is not None:
+        return work.known.entropy[i]
+    return report.entropies[j] if report else None
 
 
 def _raw_state(group: Group) -> str:

@@ -9,12 +9,15 @@ of the values. P is formed again in the backward pass from the log of its normal
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+
+LN2 = math.log(2.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +98,7 @@ class TreeAttention(torch.autograd.Function):
                 own, seen, values = _folded(query, key, value, blocks)
                 scores = _scores(own, seen, blocks, window, scale, heads // kv_heads)
                 top = scores.amax(-1, keepdim=True)
-                weights = scores.sub_(top).exp_()
+                weights = scores.sub_(top).exp2_()
                 total = weights.sum(-1, keepdim=True)
                 result = torch.bmm(weights.to(values.dtype), values).div_(total)
                 normalisers.append(_normaliser(top, total, blocks))
@@ -122,7 +125,7 @@ class TreeAttention(torch.autograd.Function):
             for blocks, normaliser in zip(layout.blocks, normalisers, strict=True):
                 own, seen, values = _folded(query, key, value, blocks)
                 scores = _scores(own, seen, blocks, window, scale, heads // kv_heads)
-                weights = scores.sub_(normaliser).exp_()
+                weights = scores.sub_(normaliser).exp2_()
                 g_own = _fold(_take(g_out, blocks.queries), kv_heads)
                 _put(g_value, k_at, torch.bmm(weights.to(dtype).transpose(1, 2), g_own), blocks.keys.shape, kv_heads)
                 slope = torch.bmm(g_own, values.transpose(1, 2)).to(weights.dtype)
@@ -155,17 +158,17 @@ def _folded(query: Tensor, key: Tensor, value: Tensor, blocks: Blocks) -> tuple[
 
 
 def _scores(own: Tensor, seen: Tensor, blocks: Blocks, window: int | None, scale: float, repeat: int) -> Tensor:
-    """[n · H_kv, r · q, k] in float32 or float64."""
+    """[n · H_kv, r · q, k] S / ln 2, in float32 or float64: for powers of two, which are as fast for −∞ as for 0."""
     dtype = torch.promote_types(torch.float32, own.dtype)
-    scores = torch.bmm((own.to(dtype) * scale), seen.to(dtype).transpose(1, 2))
+    scores = torch.bmm(own.to(dtype) * (scale / LN2), seen.to(dtype).transpose(1, 2))
     n, q = blocks.queries.shape
     scores.view(n, -1, q, scores.shape[-1]).add_(blocks.mask(window, dtype))
     return scores
 
 
 def _normaliser(top: Tensor, total: Tensor, blocks: Blocks) -> Tensor:
-    """[n · H_kv, r · q, 1] log Σ exp(scores); +inf for a padded query, whose weights are then 0 in the backward pass."""
-    log = top.add_(total.log_())
+    """[n · H_kv, r · q, 1] log₂ Σ 2^scores; +inf for a padded query: its weights are 0 in the backward pass."""
+    log = top.add_(total.log2_())
     n, q = blocks.queries.shape
     log.view(n, -1, q).masked_fill_(blocks.padding[:, None], torch.inf)
     return log
