@@ -11,6 +11,7 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
+    GPT2Config,
     LlamaConfig,
     MistralConfig,
     PreTrainedModel,
@@ -34,16 +35,21 @@ SHAPE = {
 CONFIGS = {
     "llama": lambda: LlamaConfig(**SHAPE, attention_bias=True, mlp_bias=True),
     "qwen2": lambda: Qwen2Config(**SHAPE),
+    "qwen2-window": lambda: Qwen2Config(**SHAPE, use_sliding_window=True, sliding_window=6, max_window_layers=1),
     "qwen3": lambda: Qwen3Config(**SHAPE, head_dim=16, tie_word_embeddings=True),
     "gemma3": lambda: Gemma3TextConfig(
         **SHAPE, head_dim=16, sliding_window=6, layer_types=["sliding_attention", "full_attention"],
         query_pre_attn_scalar=16,
     ),
     "mistral": lambda: MistralConfig(**SHAPE, head_dim=8, sliding_window=6),
+    "gpt2": lambda: GPT2Config(
+        vocab_size=VOCABULARY, n_positions=CONTEXT, n_embd=32, n_layer=2, n_head=4, initializer_range=0.3,
+        attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0, pad_token_id=0, bos_token_id=2, eos_token_id=3,
+    ),
 }  # fmt: skip
 ENGINES = (
     "scripted",
-    *(f"{name}/own" for name in CONFIGS if name != "gemma3"),
+    *(f"{name}/own" for name in CONFIGS if name not in ("gemma3", "gpt2")),
     *(f"{name}/transformers" for name in CONFIGS),
 )
 MODELS = tuple(name for name in ENGINES if name != "scripted")
@@ -308,6 +314,24 @@ def test_a_cancelled_request_leaves_and_its_neighbours_are_untouched(bench):
     for result, wanted in zip(results[1::2], expected[1::2], strict=True):
         assert result.token_ids.tolist() == wanted.token_ids.tolist()
     assert bench.draw(requests[0])[0].token_ids.tolist() == expected[0].token_ids.tolist()
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name.startswith("llama")])
+def test_nothing_more_is_decoded_for_a_cancelled_request(name):
+    bench = bench_of(name)
+
+    async def all_cancelled():
+        tasks = [asyncio.create_task(bench.engine.complete(request)) for request in batch(max_tokens=30)]
+        for _ in range(6):
+            await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        while bench.engine._task is not None and not bench.engine._task.done():
+            await asyncio.sleep(0)
+
+    asyncio.run(all_cancelled())
+    assert bench.engine.stats.decode_steps < 10 and bench.engine.stats.completions == 0
 
 
 def test_a_closed_engine_refuses(bench):

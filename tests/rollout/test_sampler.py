@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gropius.rollout.sampler import CANDIDATES, Rules, draw
+from gropius.rollout.sampler import CANDIDATES, Rules, _first_above, draw
 from gropius.types import Sampling
 
 
@@ -87,6 +87,11 @@ def test_a_token_of_probability_zero_is_never_drawn(seed, u, vocabulary):
     for case in ({}, {"top_p": 0.9}, {"top_k": 3}):
         found = draw(torch.tensor(z)[None], rules(1, **case), np.array([u]))
         assert np.isfinite(z[found.ids[0]]) and np.isfinite(found.logprobs[0])
+
+
+def test_a_number_rounded_up_to_the_whole_mass_takes_the_last_token_that_has_any():
+    edges = torch.tensor([[0.25, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 1.0]], dtype=torch.float64)
+    assert _first_above(edges, torch.ones(2, 1, dtype=torch.float64)).tolist() == [[1], [3]]
 
 
 def test_rows_keep_their_own_rules_in_any_company():
