@@ -1,0 +1,66 @@
+"""The runs that may be shown, each under an id that is safe in an address. No path ever comes from a request."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from gropius.errors import RunFolderError
+from gropius.records.writer import METRICS, RESOLVED, ROLLOUTS
+from gropius.viewer.index import RunIndex
+from gropius.viewer.store import RunStore
+
+
+class Library:
+    """Run folders by id, in the order given. A folder of runs stands for all in it, those that appear later too."""
+
+    def __init__(self, folders: Sequence[Path], cache: Path | None = None) -> None:
+        self._cache = cache
+        self._given = [Path(folder) for folder in folders]
+        self._ids: dict[Path, str] = {}
+        self._stores: dict[str, RunStore] = {}
+        self._indexes: dict[str, RunIndex] = {}
+        for folder in self._given:
+            if not _runs_in(folder):
+                raise RunFolderError(f"{folder}: neither a run folder nor a folder that holds runs")
+
+    def ids(self) -> list[str]:
+        """Ids of all runs, in order; looks for new ones."""
+        for folder in self._given:
+            for path in _runs_in(folder):
+                if path not in self._ids:
+                    run_id = self._free_id(path)
+                    self._stores[run_id] = RunStore(run_id, path)
+                    self._ids[path] = run_id
+        return list(self._stores)
+
+    def store(self, run_id: str) -> RunStore | None:
+        """The run of this id; None when there is none."""
+        self.ids()
+        return self._stores.get(run_id)
+
+    def index(self, run_id: str) -> RunIndex:
+        """The run's index, started when first asked for."""
+        if run_id not in self._indexes:
+            self._indexes[run_id] = RunIndex(self._stores[run_id], self._cache)
+        return self._indexes[run_id]
+
+    def _free_id(self, path: Path) -> str:
+        base = re.sub(r"[^A-Za-z0-9._-]+", "-", path.resolve().name).strip("-.") or "run"
+        candidate, number = base, 2
+        while candidate in self._stores:
+            candidate, number = f"{base}-{number}", number + 1
+        return candidate
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    if _is_run(folder):
+        return [folder]
+    if not folder.is_dir():
+        return []
+    return sorted(entry for entry in folder.iterdir() if entry.is_dir() and _is_run(entry))
+
+
+def _is_run(folder: Path) -> bool:
+    return any((folder / name).exists() for name in (RESOLVED, METRICS, ROLLOUTS))

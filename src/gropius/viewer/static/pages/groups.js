@@ -1,0 +1,157 @@
+// All groups of a step or of the run: queues, filter, sort, search; rows are drawn only where the reader looks.
+import { get, latest, place, search } from "../api.js";
+import { announce, h, inert, num, replace } from "../dom.js";
+import { t } from "../i18n.js";
+import { problems, trail } from "../shell.js";
+import { stateMark, strip, stripWords } from "./strip.js";
+
+const QUEUES = ["all", "informative", "all_failed", "all_solved", "all_equal", "duplicates", "outliers", "truncated", "rejected", "void", "suspected"];
+const SORTS = ["order", "newest", "mean", "mean_desc", "spread", "longest", "advantage", "duplicates"];
+const PAGE = 100;
+const ROW = 44;
+const TALLEST = 15_000_000;
+
+export async function groupsPage(main, [id], query) {
+  const run = await get(`runs/${encodeURIComponent(id)}`);
+  const state = { step: query.get("step") ?? "", queue: query.get("queue") || "all", sort: query.get("sort") || "order", text: query.get("text") || "", task: query.get("task") || "", from: "" };
+  const view = makeView(id, run, state);
+  trail({ text: t("runs.title"), href: "/" }, { text: run.name, href: place.run(id) }, { text: state.step ? t("groups.of_step", { step: state.step }) : t("groups.all") });
+  replace(main, view.node);
+  await view.load();
+  return { leave: view.leave, key: view.key, shown: view.paint };
+}
+
+function makeView(id, run, state) {
+  const pages = new Map();
+  const asked = new Set();
+  let total = 0;
+  let focus = -1;
+  let timer = null;
+  const ask = latest((given, signal) => get(`runs/${encodeURIComponent(id)}/groups`, given, signal));
+  const list = h("div", { class: "rows", role: "list", "aria-label": t("groups.list") });
+  const tabs = h("div", { class: "queues", role: "group", "aria-label": t("groups.queues") });
+  const note = h("p", { class: "quiet note", role: "status" });
+  const said = h("div", {});
+
+  const given = (offset) => ({ step: state.step, queue: state.queue, sort: state.sort, text: state.text, task: state.task, from: state.from, offset, limit: PAGE });
+  const remember = () => history.replaceState(null, "", place.groups(id, { step: state.step, queue: state.queue === "all" ? "" : state.queue, sort: state.sort === "order" ? "" : state.sort, text: state.text, task: state.task }));
+
+  async function load() {
+    pages.clear();
+    asked.clear();
+    focus = -1;
+    const found = await ask(given(0));
+    if (!found) return;
+    total = found.total;
+    pages.set(0, found.rows);
+    asked.add(0);
+    replace(tabs, QUEUES.map((name) => h("button", { class: "queue", "aria-pressed": String(name === state.queue), onclick: () => change({ queue: name }) },
+      t(`queue.${name}`), h("span", { class: "count" }, num(found.counts[name])))));
+    sayNote(found);
+    replace(said, problems(found.problems));
+    list.style.setProperty("height", `${Math.min(total * ROW, TALLEST)}px`);
+    paint();
+    announce(t("groups.found", { count: total }));
+  }
+
+  function sayNote(found) {
+    clearTimeout(timer);
+    const parts = [t("groups.found", { count: num(found.total) })];
+    if (!state.step && found.indexed.steps < found.indexed.of) {
+      parts.push(t("groups.indexing", { done: num(found.indexed.steps), of: num(found.indexed.of) }));
+      timer = setTimeout(load, 1500);
+    }
+    if (found.searched) parts.push(t("groups.searched", { done: num(found.searched.steps), of: num(found.searched.of) }));
+    replace(note, parts.join(" · "), found.searched?.next !== null && found.searched?.next !== undefined
+      ? h("button", { class: "button small", onclick: () => change({ from: found.searched.next }, true) }, t("groups.search_on")) : null);
+  }
+
+  async function need(page) {
+    if (asked.has(page)) return;
+    asked.add(page);
+    const found = await get(`runs/${encodeURIComponent(id)}/groups`, given(page * PAGE)).catch(() => null);
+    if (!found) { asked.delete(page); return; }
+    pages.set(page, found.rows);
+    paint();
+  }
+
+  function paint() {
+    const top = list.getBoundingClientRect().top;
+    const first = Math.max(0, Math.floor(-top / ROW) - 6);
+    const last = Math.min(total, first + Math.ceil(innerHeight / ROW) + 12);
+    const inside = list.contains(document.activeElement);
+    const rows = [];
+    for (let i = first; i < last; i++) {
+      const page = Math.floor(i / PAGE);
+      const row = pages.get(page)?.[i % PAGE];
+      if (!row) { need(page); continue; }
+      rows.push(line(row, i));
+    }
+    replace(list, rows);
+    if (inside) list.querySelector(`[data-at="${focus}"]`)?.focus({ preventScroll: true });
+  }
+
+  function line(row, i) {
+    const node = h("div", { role: "listitem", class: "row", "aria-setsize": total, "aria-posinset": i + 1 },
+      h("a", { class: "group-row", href: place.group(id, row.step, row.group_id), "data-at": i, "aria-label": `${row.group_id}. ${row.task_key}. ${stripWords(row)}`, onfocus: () => { focus = i; } },
+        h("span", { class: "cell id" }, row.group_id), h("span", { class: "cell bars" }, strip(row.rewards, row.advantages)),
+        h("span", { class: "cell figure mean" }, num(row.mean, 3)), h("span", { class: "cell figure std" }, row.std === null ? "–" : `± ${num(row.std, 3)}`),
+        h("span", { class: "cell" }, stateMark(row.state)), h("span", { class: "cell figure long" }, t("tokens.count", { count: num(row.longest) })),
+        h("span", { class: "cell flags" }, flags(row)), h("span", { class: "cell task" }, inert(row.task_key))));
+    node.style.setProperty("transform", `translateY(${i * ROW}px)`);
+    return node;
+  }
+
+  function change(values, keepFrom = false) {
+    Object.assign(state, values);
+    if (!keepFrom) state.from = "";
+    remember();
+    load();
+  }
+
+  const find = h("input", { type: "search", id: "find", value: state.text, placeholder: t("groups.find"), "aria-label": t("groups.find"), onchange: (event) => change({ text: event.target.value }) });
+  const steps = h("select", { "aria-label": t("groups.scope"), onchange: (event) => change({ step: event.target.value }) },
+    h("option", { value: "" }, t("groups.every_step")), [...run.rollout_steps].reverse().slice(0, 2000).map((step) => h("option", { value: step, selected: String(step) === state.step }, t("at_step", { step }))));
+  const sort = h("select", { "aria-label": t("groups.sort"), onchange: (event) => change({ sort: event.target.value }) }, SORTS.map((name) => h("option", { value: name, selected: name === state.sort }, t(`sort.${name}`))));
+  const onscroll = () => requestAnimationFrame(paint);
+  addEventListener("scroll", onscroll, { passive: true });
+  addEventListener("resize", onscroll, { passive: true });
+  const node = h("div", { class: "groups" },
+    h("div", { class: "headline" }, h("h1", {}, t("groups.title")), state.task ? h("p", { class: "status" }, t("groups.task"), " ", h("code", {}, inert(state.task)), h("button", { class: "button small", onclick: () => change({ task: "" }) }, t("clear"))) : null),
+    h("div", { class: "filters" }, steps, sort, find), tabs, note, said, columns(), list);
+
+  function key(event) {
+    if (event.key === "/") { find.focus(); return true; }
+    const move = { j: 1, ArrowDown: 1, k: -1, ArrowUp: -1 }[event.key];
+    if (move === undefined || event.key.startsWith("Arrow") && !list.contains(document.activeElement)) {
+      const at = run.rollout_steps.indexOf(Number(state.step));
+      const other = event.key === "[" ? run.rollout_steps[at - 1] : event.key === "]" ? run.rollout_steps[at + 1] : undefined;
+      if (other === undefined || at < 0) return false;
+      steps.value = String(other);
+      change({ step: String(other) });
+      return true;
+    }
+    focus = Math.max(0, Math.min(total - 1, focus + move));
+    const y = list.getBoundingClientRect().top + focus * ROW;
+    if (y < 80) scrollBy(0, y - 120);
+    else if (y > innerHeight - 80) scrollBy(0, y - innerHeight + 120);
+    paint();
+    list.querySelector(`[data-at="${focus}"]`)?.focus({ preventScroll: true });
+    return true;
+  }
+
+  const leave = () => { clearTimeout(timer); removeEventListener("scroll", onscroll); removeEventListener("resize", onscroll); };
+  return { node, load, leave, key, paint };
+}
+
+function columns() {
+  const names = [["group", "id"], ["rewards", "bars"], ["mean", "figure mean"], ["std", "figure std"], ["state", ""], ["longest", "figure long"], ["flags", "flags"], ["task", "task"]];
+  return h("div", { class: "group-row column-heads", "aria-hidden": "true" }, names.map(([name, kind]) => h("span", { class: `cell ${kind}` }, t(`column.${name}`))));
+}
+
+function flags(row) {
+  return ["duplicates", "truncated", "rejected", "void"].filter((name) => row[name]).map((name) => h("span", { class: "flag" }, t(`flag.${name}`, { count: row[name] })))
+    .concat(row.outlier ? [h("span", { class: "flag" }, t("flag.outlier"))] : []);
+}
+
+export { search };
