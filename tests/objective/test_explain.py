@@ -141,9 +141,11 @@ def test_without_log_probabilities_there_are_advantages_and_weights_only() -> No
 def test_a_note_says_what_cannot_be_had_without_log_probabilities(
     preset: str, overrides: dict[str, Any], note: str
 ) -> None:
-    rows = [{"reward": r, "length": 1} for r in (1, 0)]
+    rows: list[dict[str, Any]] = [{"reward": r, "length": 1} for r in (1, 0)]
     answer = explain({"groups": [{"id": "q", "responses": rows}]}, preset, overrides)
     assert answer["notes"] == [note]
+    rows[0] |= {"sampler": [-1.0]}  # one array of one response is not enough either
+    assert explain({"groups": [{"id": "q", "responses": rows}]}, preset, overrides)["notes"] == [note]
 
 
 def test_without_sampler_numbers_the_sampler_is_the_anchor_and_a_note_says_so() -> None:

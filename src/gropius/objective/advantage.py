@@ -113,14 +113,14 @@ def _batch_mean(rewards: Array, members: Members, table: RewardTable) -> Array:
 
 
 def _per_group(rule: Callable[[Array], Array]) -> BaselineRule:
-    def apply(rewards: Array, members: Members, table: RewardTable) -> Array:
+    def _apply(rewards: Array, members: Members, table: RewardTable) -> Array:
         out = np.zeros_like(rewards)
         for index in members:
             values = rewards[index]
             out[index] = values if values.max() == values.min() else rule(values)
         return out
 
-    return apply
+    return _apply
 
 
 def _leave_one_out(values: Array) -> Array:

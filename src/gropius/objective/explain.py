@@ -87,7 +87,7 @@ def _as_evaluated(spec: Objective, rows: Sequence[Row]) -> tuple[Objective, list
     if spec.selection.entropy_top < 1 and not any(row.has("entropy") for row in live):
         used = replace(used, selection=replace(used.selection, entropy_top=1.0))
         notes.append("the entropy mask is left out: no entropies were given")
-    if _masks_tokens(spec) and not any(row.has("sampler") for row in live):
+    if _masks_tokens(spec) and not all(row.has("sampler") and row.has("anchor") for row in live):
         used = replace(used, aggregate=replace(used.aggregate, count_corrected=True))
         notes.append("tokens that the correction would mask are counted: no log-probabilities were given")
     return used, notes
