@@ -120,10 +120,10 @@ def known_mixture(mixture: BetaMixture) -> Fit:
 
 
 def test_the_fitted_interval_covers_the_true_dead_share_about_as_often_as_it_says():
-    random, covered, trials = np.random.default_rng(11), 0, 40
+    random, covered, trials = np.random.default_rng(11), 0, 30
     for _ in range(trials):
         truth = BetaMixture(np.array([0.5, 0.5]), random.uniform(0.3, 3, 2), random.uniform(0.5, 6, 2))
-        fitted = fit(counts(random.binomial(8, truth.draw(150, random)).tolist(), 8), components=2, draws=80)
+        fitted = fit(counts(random.binomial(8, truth.draw(150, random)).tolist(), 8), components=2, draws=60)
         low, high = np.quantile(fitted.samples.dead(8), [0.025, 0.975])
         covered += low <= float(truth.dead(8)) <= high
     assert covered >= 0.86 * trials

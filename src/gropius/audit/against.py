@@ -15,9 +15,10 @@ Array = NDArray[np.float64]
 EQUAL = 1e-9
 
 
-def fixture(seed: int = 0) -> dict[str, Any]:
+def fixture(seed: int = 0, on_policy: bool = False) -> dict[str, Any]:
     """Four prompts of four responses that reach every branch: ratios on both sides of every usual bound, a dead group
     on either side, fractional rewards, lengths 1 to 6, a truncated response, a sampler apart from the anchor.
+    on_policy: the anchor is the policy itself, so that every ratio to it is 1.
     """
     random = np.random.default_rng(seed)
     rewards = ((1.0, 0.0, 0.0, 1.0), (0.125, 0.75, 0.375, 0.25), (0.0, 0.0, 0.0, 0.0), (1.0, 1.0, 1.0, 1.0))
@@ -36,8 +37,9 @@ def fixture(seed: int = 0) -> dict[str, Any]:
                 "entropy": random.uniform(0.1, 2.5, length).tolist(),
                 "truncated": (g, i) == (0, 3),
             })  # fmt: skip
-        for response in responses:
-            response["status"] = "scored"
+        if on_policy:
+            for response in responses:
+                del response["anchor"]
         groups.append({"id": f"q{g}", "greedy_reward": 0.5, "responses": responses})
     return {"groups": groups}
 

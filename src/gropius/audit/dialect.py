@@ -13,7 +13,7 @@ from typing import Any, Literal
 from gropius.errors import UsageError, did_you_mean
 
 Axis = Literal["advantage", "ratio", "surrogate", "kl", "aggregate", "selection"]
-Kind = Literal["inexpressible", "contradiction", "no_effect", "trap", "condition"]
+Kind = Literal["inexpressible", "unread", "contradiction", "no_effect", "trap", "condition"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Values:
     """The settings of one configuration: what was written, over the framework's defaults.
 
     unread: name → text of a value that is not a literal (a variable, an expression); the default stands in and the
-    audit says so.
+    audit says so. looked_at: options that were asked for so far.
     """
 
     def __init__(
@@ -37,10 +37,12 @@ class Values:
         self.given = {name: _typed(name, options[name], value) for name, value in given.items() if name in options}
         self.unread = {name: text for name, text in unread.items() if name in options}
         self.strangers = sorted({*given, *unread} - set(options))
+        self.looked_at: set[str] = set()
         self.processes = processes
         self._options = options
 
     def __getitem__(self, name: str) -> Any:
+        self.looked_at.add(name)
         return self.given[name] if name in self.given else self._options[name].default
 
     def wrote(self, *names: str) -> bool:
@@ -105,8 +107,9 @@ class Caveat:
     """What a person would not expect.
 
     inexpressible: part of what upstream runs that no Gropius objective has (blocking: without it there is no equivalent
-    at all). contradiction: upstream refuses it, or one option works against another. no_effect: an option that was
-    written and changes nothing. trap: allowed and surprising. condition: holds only under what it says.
+    at all). unread: a value that is no literal, on which the objective or the run depends. contradiction: upstream
+    refuses it, or one option works against another. no_effect: an option that was written and changes nothing. trap:
+    allowed and surprising. condition: holds only under what it says.
     """
 
     kind: Kind

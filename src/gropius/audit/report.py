@@ -13,7 +13,7 @@ from gropius.objective.presets import PRESETS, resolve
 from gropius.objective.spec import Objective, override
 from gropius.objective.validate import EFFECTS, check
 
-FINDINGS = ("inexpressible", "contradiction", "no_effect", "trap")
+FINDINGS = ("inexpressible", "unread", "contradiction", "no_effect", "trap")
 # Presets that a recipe starts from: those whose name still says what it is when a field is changed.
 FAMILIAR = ("grpo", "dr_grpo", "dapo", "gspo", "gspo_token", "cispo", "rloo", "reinforce", "reinforce_pp",
             "reinforce_pp_baseline", "opo", "sapo", "gmpo", "dppo")  # fmt: skip
@@ -64,6 +64,11 @@ class Audit:
         return tuple(r for r in self.remarks if r.kind in FINDINGS)
 
     @property
+    def on_policy(self) -> bool:
+        """True when a rollout batch is used once, by one optimiser step: every ratio to the snapshot is 1."""
+        return self.units.updates <= 1 and self.units.epochs <= 1
+
+    @property
     def formula(self) -> str:
         """The objective in one formula; a sentence when there is none."""
         return formula(self.objective) if self.objective else "no equivalent: " + "; ".join(
@@ -79,6 +84,7 @@ class Audit:
                           "files": dict(self.dialect.files)},
             "objective": self.objective.as_dict() if self.objective else None,
             "exact": self.exact,
+            "on_policy": self.on_policy,
             "formula": self.formula,
             "statements": [vars(s) for s in self.statements],
             "remarks": [{**vars(r), "keys": list(r.keys)} for r in self.remarks],
@@ -104,14 +110,16 @@ def audit(parsed: Parsed, dialect: Dialect, source: str = "configuration", proce
         if rule.when(values):
             overrides.update(rule.sets(values) if callable(rule.sets) else rule.sets)
             statements.append(Statement(rule.axis, _said(rule.says, values), rule.where))
-    held = [c for c in dialect.caveats if c.when(values)]
+    held = [c for c in dialect.caveats if c.kind == "inexpressible" and c.when(values)]
+    guessed = [name for name in values.unread if name in values.looked_at]  # the objective rests on these
+    held += [c for c in dialect.caveats if c.kind != "inexpressible" and c.when(values)]
     remarks = [Remark(c.kind, _said(c.says, values), c.where, c.keys) for c in held]
     remarks += [
-        Remark("inexpressible", f"{name} = {text} is not a literal; its default stands in", source, (name,))
+        Remark("unread", f"{name} = {text} is not a literal; its default stands in", source, (name,))
         for name, text in values.unread.items()
     ]
     objective = None if any(c.blocking for c in held) else _objective(overrides, remarks)
-    exact = objective is not None and not any(r.kind == "inexpressible" for r in remarks)
+    exact = objective is not None and not guessed and not any(r.kind == "inexpressible" for r in remarks)
     return Audit(
         source, dialect, objective, exact, tuple(statements), _ordered(remarks), dialect.units(values),
         dialect.run(values), values.unread, tuple(values.strangers),
@@ -172,8 +180,8 @@ def recipe(read: Audit) -> str:
         raise ObjectiveError(f"{read.source}: {read.formula}")
     preset, fields = nearest_preset(read.objective)
     lines = [f"# The objective of {read.source} as {read.dialect.title} {read.dialect.version} runs it."]
-    missing = [r for r in read.remarks if r.kind == "inexpressible"]
-    lines += [f"# NOT EXPRESSED: {' '.join(r.text.split())}" for r in missing]
+    heads = {"inexpressible": "NOT EXPRESSED", "unread": "UNKNOWN"}
+    lines += [f"# {heads[r.kind]}: {' '.join(r.text.split())}" for r in read.remarks if r.kind in heads]
     if not _accepted(preset, fields):
         lines.append("# NOT RUNNABLE as it stands: the objective below is refused, see above.")
     u = read.units
