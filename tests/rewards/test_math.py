@@ -8,9 +8,9 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
-from answer_forms import DATA, gsm8k_gold, gsm_replies, gsm_wrong, math500_gold, math_replies, math_wrong
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.rewards.answer_forms import DATA, gsm8k_gold, gsm_replies, gsm_wrong, math500_gold, math_replies, math_wrong
 
 from gropius.rewards.answers import errors
 from gropius.rewards.math import extract_final, gold_of, math, parse_answer, verify

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (each hostile program is one string)
 """Hostile programs: each is rejected for its own reason, nothing survives it, and the next honest program scores."""
 
 from __future__ import annotations
@@ -6,6 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,7 +36,7 @@ PROGRAMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "C17 reads standard input": ("def f(x): return input()", ("error: EOFError",)),
     "C19 daemon": ("import os, time\ndef f(x):\n    if os.fork() == 0:\n        try: os.setsid()\n        except OSError: pass\n        if os.fork() == 0:\n            while True: time.sleep(1)\n        os._exit(0)\n    return 0", ("wrong",)),
     "C20 bytearray": ("def f(x): return len(bytearray(1 << 33))", ("memory",)),
-    "C20 lists": ("def f(x):\n    a = []\n    while True: a.append([0] * 100000)", ("memory",)),
+    "C20 lists": ("def f(x):\n    a = []\n    while True: a.append([0] * 1_000_000)", ("memory",)),
     "C20 power": ("def f(x): return 9**9**9", ("time", "memory")),
     "C20 a big file": ("def f(x):\n    with open('big', 'wb') as b:\n        for _ in range(200): b.write(b'x' * (1 << 20))\n    return x + 1", ("limit",)),
     "C21 endless output": ("import sys\ndef f(x):\n    while True: sys.stdout.write('x' * 65536)", ("output",)),
@@ -58,11 +60,16 @@ PROGRAMS: dict[str, tuple[str, tuple[str, ...]]] = {
 }  # fmt: skip
 
 
+def hurried(sandbox: Sandbox) -> Sandbox:
+    """The same tier with one second for each program."""
+    return Sandbox(sandbox.tier, replace(sandbox.limits, wall_s=1.0), slots=1)
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.usefixtures("no_survivor")
 def test_a_hostile_program_is_rejected_and_the_next_honest_one_scores(sandbox: Sandbox, name: str) -> None:
     program, reasons = PROGRAMS[name]
-    result = grade(sandbox, program, TESTS)
+    result = grade(hurried(sandbox) if "time" in reasons else sandbox, program, TESTS)
     assert (result.status, result.reason in reasons) == ("failed", True), result
     assert grade(sandbox, HONEST, TESTS).status == "passed"
 
@@ -256,8 +263,8 @@ def test_scripts_are_judged_by_what_they_print(sandbox: Sandbox) -> None:
     assert reason("import sys\nsys.exit(0)").reason == "exited early"
     assert reason("import os\nos._exit(0)").reason == "exited early"
     assert reason("raise ValueError").reason == "error: exit code 1"
-    assert reason("while True: pass").reason == "time"
-    assert reason("while True: print('x' * 65536)").reason in ("output", "time")
+    assert grade(hurried(sandbox), "while True: pass", tests).reason == "time"
+    assert grade(hurried(sandbox), "while True: print('x' * 65536)", tests).reason in ("output", "time")
     assert reason("import ctypes\nctypes.string_at(0)").reason == "crash: SIGSEGV"
     assert reason("x = bytearray(1 << 33)").reason == "memory"
     assert reason("def f(:").reason == "syntax"

@@ -10,6 +10,7 @@ A task's tests come from its metadata (or from `answer` as JSON), in one of thes
 from __future__ import annotations
 
 import ast
+import builtins
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -126,7 +127,7 @@ def with_prompt(program: str, prompt: str, entry: str) -> str:
     if re.search(rf"^(?:async\s+)?def\s+{re.escape(entry)}\b", program, re.M):
         before = prompt.split(f"def {entry}", 1)[0]
         return f"{before}\n{program}" if before.strip() else program
-    if program[:1] in (" ", "\t"):
+    if program.lstrip("\r\n")[:1] in (" ", "\t"):
         return prompt + program
     return program
 
@@ -172,20 +173,18 @@ def _texts(value: Any) -> list[str]:
 
 
 def _called(asserts: Sequence[str]) -> str:
-    """The function that the assertions are about: the first called name that Python itself does not have."""
-    builtin = set(dir(__import__("builtins")))
+    """The function that the assertions are about: the first called name, one that Python does not have if possible."""
+    called: list[str] = []
     for text in asserts:
         try:
             tree = ast.parse(text)
         except SyntaxError as problem:
             raise ValueError(f"a test is not Python: {problem}") from problem
-        calls = [
-            node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-        ]
-        named = [name for name in calls if name not in builtin]
-        if named:
-            return named[0]
-    raise ValueError("no test calls a function; give entry_point")
+        nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        called += [node.func.id for node in nodes if isinstance(node.func, ast.Name)]
+    if not called:
+        raise ValueError("no test calls a function; give entry_point")
+    return next((name for name in called if not hasattr(builtins, name)), called[0])
 
 
 def _blocks(text: str) -> list[tuple[str, str]]:

@@ -1,8 +1,8 @@
 """The ways to isolate a process, strongest first, and the sandbox that hands out slots.
 
     bubblewrap   namespaces (processes, network, mounts, IPC), a file system with only the Python installation, no
-                 /proc, seccomp, limits, as root a user id of its own for every run
-    landlock     Landlock and seccomp applied by the process to itself, limits, as root a user id of its own for every run
+                 /proc, seccomp, limits; as root a user id of its own for every run
+    landlock     Landlock and seccomp applied by the process to itself, limits; as root a user id of its own likewise
     none         limits only; refused unless it is explicitly allowed
 
 The strongest tier that passes its own probe is used. Nothing falls back below the demanded minimum.

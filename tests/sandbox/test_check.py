@@ -1,0 +1,77 @@
+"""The self-test of the sandbox, and what happens where there is no isolation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+import typer
+
+from gropius.cli import sandbox as verb
+from gropius.sandbox import tiers
+from gropius.sandbox.base import Limits, SandboxUnavailable
+from gropius.sandbox.check import report_text, self_test
+from gropius.sandbox.grade import FunctionTests, grade
+from gropius.sandbox.tiers import Launch, Sandbox, open_sandbox
+
+TESTS = FunctionTests("f", ("assert f(1) == 2",))
+
+
+@pytest.fixture
+def no_isolation(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(tiers, "bubblewrap", lambda: None)
+    monkeypatch.setattr(tiers, "landlock_version", lambda: 0)
+    tiers.probe.cache_clear()
+    yield
+    tiers.probe.cache_clear()
+
+
+def test_every_attack_of_the_self_test_is_held_by_the_tier(sandbox: Sandbox) -> None:
+    report = self_test(sandbox.tier)
+    assert [check for check in report["checks"] if not check["held"]] == []
+    assert report["holds"]
+    assert "everything held" in report_text(report)
+    json.dumps(report, allow_nan=False)
+
+
+@pytest.mark.usefixtures("no_isolation")
+def test_without_isolation_nothing_runs_and_the_message_says_what_to_install() -> None:
+    with pytest.raises(SandboxUnavailable, match="bubblewrap"):
+        open_sandbox()
+    report = self_test()
+    assert (report["tier"], report["holds"], report["checks"]) == (None, False, [])
+    assert "bubblewrap" in report_text(report)
+
+
+@pytest.mark.usefixtures("no_isolation")
+def test_the_verb_answers_with_exit_code_3_without_isolation(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as leaving:
+        verb.command(as_json=True)
+    assert leaving.value.exit_code == 3
+    assert json.loads(capsys.readouterr().out)["tier"] is None
+
+
+@pytest.mark.usefixtures("no_isolation")
+def test_an_unsafe_run_is_possible_only_when_it_is_asked_for() -> None:
+    box = open_sandbox("none")
+    assert box.tier == "none"
+    result = grade(box, "def f(x):\n    return x + 1", TESTS)
+    assert (result.status, result.tier) == ("passed", "none")
+
+
+def test_a_stronger_minimum_is_never_met_by_a_weaker_tier(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiers, "bubblewrap", lambda: None)
+    tiers.probe.cache_clear()
+    with pytest.raises(SandboxUnavailable):
+        open_sandbox("bubblewrap")
+    tiers.probe.cache_clear()
+
+
+@pytest.mark.parametrize("command", [("/nonexistent/bwrap",), ("/bin/false",), ("/bin/cat",), ("/bin/sleep", "0")])
+def test_a_sandbox_that_does_not_start_is_unavailable_and_never_a_failure_of_the_program(
+    monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    monkeypatch.setitem(tiers._LAUNCHERS, "landlock", lambda uid, folder, limits: Launch(command, folder=folder))
+    result = grade(Sandbox("landlock", Limits(wall_s=1.0), slots=1), "def f(x):\n    return x + 1", TESTS)
+    assert result.status == "unavailable"
