@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import copy
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from gropius.errors import RecipeError, RunFolderError
+from gropius.errors import DataError, RecipeError, RunFolderError
 from gropius.models.chat import ChatFormat
 from gropius.models.load import LoadedModel, load_model, save_model
 from gropius.models.tiny import TinyShape
@@ -34,6 +35,7 @@ from gropius.train.optim import Optimiser, OptimiserSettings
 from gropius.train.progress import Progress
 from gropius.train.sft import WarmStart, imitation, warm_start
 from gropius.train.step import Learner, LearnerSettings, UpdateReport
+from gropius.types import Task
 
 
 def tasks(resolved: Resolved) -> TaskSet:
@@ -77,7 +79,7 @@ def _parts(resolved: Resolved, progress: Progress, folder: Path | None = None) -
     loaded = model(resolved, folder)
     system = resolved.data.system_prompt if resolved.data.system_prompt is not None else found.system_prompt
     chat = ChatFormat.for_model(loaded, system_prompt=system)
-    found = _fitting(resolved, found, chat, loaded, progress)
+    found = _fitting(resolved, found, (chat, loaded), progress)
     engine = TorchEngine(loaded, token_budget=resolved.rollout.token_budget, dtype=resolved.model.dtype)
     for line in (*found.notes, *loaded.notes, engine.describe(), *getattr(judge, "describe", tuple)()):
         progress.note(line)
@@ -121,8 +123,7 @@ def train(resolved: Resolved, progress: Progress) -> Path:
     Errors: RunFolderError when the folder is taken; everything `train.loop.train` raises.
     """
     parts = _parts(resolved, progress)
-    with RunWriter.create(resolved.folder, resolved.as_dict()) as writer, contextlib.ExitStack() as stack:
-        stop = stack.enter_context(StopRequest(progress.note))
+    with RunWriter.create(resolved.folder, resolved.as_dict()) as writer, StopRequest(progress.note) as stop:
         if resolved.sft.steps:
             _warm_start(resolved, parts, progress)
         run = _run(resolved, parts, writer, progress, stop)
@@ -146,7 +147,7 @@ def resume(folder: Path, step: int | None, progress: Progress) -> Path:
     parts = _parts(resolved, progress, chosen / "model")
     if snapshot.facts["tasks"] != parts.tasks.fingerprint:
         raise RunFolderError(f"{folder}: the tasks are not those the run began with; restore the data, or train anew")
-    with RunWriter.reopen(folder) as writer, StopRequest(progress.note) as stop:
+    with RunWriter.reopen(folder, last_step=snapshot.step) as writer, StopRequest(progress.note) as stop:
         run = _run(resolved, parts, writer, progress, stop)
         run.learner.optimiser.restore(dict(snapshot.tensors.get("optimiser", {})), snapshot.facts["optimiser_steps"])
         run.state = State(**snapshot.facts["state"])
@@ -226,29 +227,22 @@ def evaluate(resolved: Resolved, progress: Progress, folder: Path | None = None)
     return asyncio.run(loop.evaluate_held_out(resolved, parts.loaded, parts.player))
 
 
-def _fitting(resolved: Resolved, found: TaskSet, chat: ChatFormat, loaded: LoadedModel, progress: Progress) -> TaskSet:
+def _fitting(resolved: Resolved, found: TaskSet, parts: tuple[ChatFormat, LoadedModel], progress: Progress) -> TaskSet:
     """The tasks whose prompts, after the template, leave room for an answer; the others dropped or refused."""
-    import dataclasses
-
-    from gropius.errors import DataError
-
+    chat, loaded = parts
     limit = loaded.context_length
-    halves = {}
-    for half in ("train", "held_out"):
-        rows = getattr(found, half)
-        lengths = [len(chat.prompt_ids(task.messages())) for task in rows]
-        long = [(task, n) for task, n in zip(rows, lengths, strict=True) if n + 1 > limit]
+
+    def fitting(half: str, rows: Sequence[Task]) -> tuple[Task, ...]:
+        lengths = {task.key: len(chat.prompt_ids(task.messages())) for task in rows}
+        long = [task for task in rows if lengths[task.key] + 1 > limit]
         if long and resolved.data.overlong == "refuse":
-            task, size = long[0]
             raise DataError(
-                f"{task.key}: the prompt has {size} tokens after the template and the model's context is {limit}, which "
-                f"leaves no room for an answer ({len(long)} such {half} rows); shorten them, or write "
-                'data.overlong = "drop"'
+                f"{long[0].key}: the prompt has {lengths[long[0].key]} tokens after the template and the model's "
+                f"context is {limit}, which leaves no room for an answer ({len(long)} such {half} rows); shorten them, "
+                'or write data.overlong = "drop"'
             )
         if long:
             progress.note(f"{len(long)} {half} rows dropped: their prompts leave no room in a context of {limit}")
-        keys = {task.key for task, _ in long}
-        halves[half] = tuple(task for task in rows if task.key not in keys)
-    return (
-        dataclasses.replace(found, **halves) if any(len(halves[h]) != len(getattr(found, h)) for h in halves) else found
-    )
+        return tuple(task for task in rows if lengths[task.key] + 1 <= limit)
+
+    return dataclasses.replace(found, train=fitting("train", found.train), held_out=fitting("held-out", found.held_out))

@@ -15,6 +15,9 @@ from gropius.errors import RunFolderError
 
 def command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    step: Annotated[
+        int | None, typer.Option("--step", metavar="N", help="Which checkpoint; the newest whole one.")
+    ] = None,
     trust_code: TrustCode = False,
 ) -> None:
     """Continue a run from its last complete checkpoint, with the recipe it began with."""
@@ -29,11 +32,15 @@ def command(
             f"{run}: no complete checkpoint, and a run goes on from one; train anew under another name "
             "(--set name=…), with --set checkpoint.every=10 to have one on the way"
         )
-    if checkpoints[-1] >= resolved.train.steps:
+    if step is not None and step not in checkpoints:
+        raise RunFolderError(
+            f"{run}: no complete checkpoint of step {step}; there are {', '.join(map(str, checkpoints))}"
+        )
+    if (checkpoints[-1] if step is None else step) >= resolved.train.steps:
         raise RunFolderError(f"{run}: all {resolved.train.steps} steps are done; there is nothing to continue")
     refuse_user_code(resolved, trusted=trust_code)
     from gropius import build
 
     with Console() as console:
-        folder = build.resume(run, checkpoints[-1], console)
+        folder = build.resume(run, step, console)
     print_outcome(console, folder)

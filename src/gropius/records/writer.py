@@ -81,9 +81,10 @@ class RunWriter:
         return writer
 
     @classmethod
-    def reopen(cls, folder: Path, *, fsync: bool = False) -> RunWriter:
+    def reopen(cls, folder: Path, *, last_step: int | None = None, fsync: bool = False) -> RunWriter:
         """Take an existing run folder to continue it; a half-written last line of metrics.jsonl is cut off.
 
+        last_step: the step to go on from; what was recorded of later ones is taken back, for they will come again.
         Errors: RunFolderError when it is no run folder, or another process is writing it.
         """
         if not (folder / RESOLVED).is_file():
@@ -91,6 +92,8 @@ class RunWriter:
         try:
             lock = _take_lock(folder)
             _cut_half_line(folder / METRICS)
+            if last_step is not None:
+                _rewind(folder, last_step)
             return cls(folder, lock, fsync=fsync)
         except OSError as error:
             raise RunFolderError(f"{folder}: cannot be written: {error.strerror}") from error
@@ -279,6 +282,28 @@ def _cut_half_line(path: Path) -> None:
         data = file.read()
         if data and not data.endswith(b"\n"):
             file.truncate(data.rfind(b"\n") + 1)
+
+
+def _rewind(folder: Path, last_step: int) -> None:
+    """Take back the metrics and rollouts of steps after `last_step`; damaged lines stay, for a reader to name."""
+    metrics = folder / METRICS
+    if metrics.is_file():
+        lines = metrics.read_bytes().splitlines(keepends=True)
+        kept = [line for line in lines if _step_of(line) <= last_step]
+        if len(kept) < len(lines):
+            write_whole(metrics, b"".join(kept))
+    for path in (folder / ROLLOUTS).glob("step-*.parquet"):
+        number = path.stem.removeprefix("step-")
+        if number.isdecimal() and int(number) > last_step:
+            path.unlink()
+
+
+def _step_of(line: bytes) -> int:
+    try:
+        step = json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError):
+        return -1
+    return step if isinstance(step, int) else -1
 
 
 def _plain(value: Any) -> Number:
