@@ -7,7 +7,6 @@ against a deadline that starts when the program starts. No signals, no threads: 
 from __future__ import annotations
 
 import binascii
-import contextlib
 import json
 import marshal
 import os
@@ -16,6 +15,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -155,7 +155,7 @@ class Session:
             "memory_bytes": limits.memory_bytes,
             "cpu_s": int(limits.cpu_s or limits.wall_s) + 1,
             "file_bytes": limits.file_bytes,
-            "processes": limits.processes if self.launch.uid or self.launch.own_pids else 0,
+            "processes": limits.processes + (0 if self.launch.uid or self.launch.own_pids else _own_threads() + 64),
         }
 
     def _spawn(self) -> None:
@@ -262,10 +262,7 @@ class Session:
 
     def _raise_end(self) -> None:
         """The process is gone, or its end of the pipe is: name the cause."""
-        try:
-            code = self.process.wait(timeout=2.0)
-        except subprocess.TimeoutExpired:
-            code = 0
+        code = self._exit_code(2.0)
         if not self.started_at:
             tail = self.printed_tail.decode("utf-8", "replace").strip()[-500:]
             raise SandboxUnavailable(f"the sandbox did not start (exit code {code}): {tail}")
@@ -282,14 +279,24 @@ class Session:
             raise ProgramFailed(LIMIT, "file size")
         raise ProgramFailed(f"{CRASH}: {name}")
 
+    def _exit_code(self, timeout_s: float) -> int:
+        """The exit code, negative for a signal, 0 when the process is still there. It is not reaped: as long as it is
+        not, its process group cannot become another's."""
+        if not select.select([self._pidfd], [], [], timeout_s)[0]:
+            return 0
+        ended = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        if ended is None:
+            return 0
+        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
     def _kill(self) -> None:
-        """Kill the outer process and its group until both pipes say that nobody holds them any more."""
-        process = self.process
+        """Kill the process and its group until both pipes say that nobody holds them any more. It is reaped later."""
         give_up = time.monotonic() + 10.0
         while True:
-            for kill in (process.kill, lambda: os.killpg(process.pid, signal.SIGKILL)):
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    kill()
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(self.process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
             if self.launch.uid and not self.launch.own_pids:
                 sweep(self.launch.uid)
             if self._all_closed(0.05) or time.monotonic() > give_up:
@@ -306,6 +313,16 @@ class Session:
             select.select(streams, [], [], left)
             streams = [s for s in streams if _read(s.fileno()) != b""]
         return True
+
+
+def _own_threads() -> int:
+    """How many processes and threads our user has: where runs share our user id, its limit counts them as well."""
+    found = 0
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            if entry.name.isdigit() and entry.stat().st_uid == os.getuid():
+                found += sum(1 for _ in (entry / "task").iterdir())
+    return found
 
 
 def sweep(uid: int) -> int:

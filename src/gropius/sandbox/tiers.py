@@ -20,7 +20,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 
 from gropius.sandbox.base import TIERS, Limits, SandboxUnavailable, Tier
@@ -33,6 +32,7 @@ UIDS = 15_000
 PYTHON = os.path.realpath(sys.executable)
 FLAGS = ("-S", "-s", "-P", "-B", "-c")
 _RUNS = itertools.count()
+_WORKING: set[Tier] = set()
 LIBRARIES = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/local/lib")
 
 
@@ -89,9 +89,17 @@ def open_sandbox(minimum: Tier = "landlock", limits: Limits | None = None, slots
     )
 
 
-@lru_cache(maxsize=8)
 def probe(tier: Tier) -> str:
-    """ "" when a process can be started at this tier and answers, else the reason why not. Asked once a process."""
+    """The reason why this tier cannot be used here; "" when a process started at it answers (never asked again)."""
+    if tier in _WORKING:
+        return ""
+    problem = _try(tier)
+    if not problem:
+        _WORKING.add(tier)
+    return problem
+
+
+def _try(tier: Tier) -> str:
     if tier == "bubblewrap" and bubblewrap() is None:
         return "the program bwrap is not installed"
     if tier != "none" and not supported():
