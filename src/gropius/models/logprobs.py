@@ -135,6 +135,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, knobs: _Knobs
     ) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies, chunk by chunk; the normaliser of each row is what backward needs."""
         total = torch.promote_types(torch.float32, hidden.dtype)
         logprobs = hidden.new_empty(len(targets), dtype=total)
         normaliser = torch.empty_like(logprobs)
