@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from batches import ARCHITECTURES, batch, build
+from batches import ARCHITECTURES, SHAPE, VOCABULARY, batch, build
+from transformers import Gemma2Config, Gemma2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from gropius.train.forward import Forward
+from gropius.errors import ModelError
+from gropius.train.forward import Forward, score
 from gropius.train.pack import pack
 
 TEMPERATURE = 0.8
@@ -68,3 +70,68 @@ def test_a_pack_equals_one_sequence_at_a_time_in_float64(name):
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_pack_equals_one_sequence_at_a_time_in_float32(name):
     compare(build(name, torch.float32), batch(seed=3), 1e-5)
+
+
+@pytest.mark.parametrize("options", [{"budget_tokens": 30}, {"share": False}, {"packed": False}])
+def test_budget_sharing_and_padding_change_nothing(options):
+    forward = compare(build("gemma3"), batch(seed=5), 1e-9, **options)
+    assert forward.packed is options.get("packed", True)
+
+
+def test_an_architecture_that_cannot_be_packed_runs_padded_rows_and_says_so():
+    torch.manual_seed(0)
+    config = Gemma2Config(**SHAPE, head_dim=8, sliding_window=64, attn_logit_softcapping=20.0)
+    forward = Forward.of(Gemma2ForCausalLM(config).eval())
+    assert not forward.packed
+    assert "Gemma2ForCausalLM" in forward.note and "softcap" in forward.note and "\n" not in forward.note
+
+
+def test_a_layer_that_hides_its_window_is_found_out():
+    """The few tokens of the check do not reach a long window, so the window itself must be handed over."""
+    kinds = ["sliding_attention", "full_attention"]
+    config = Qwen3Config(**SHAPE, head_dim=8, use_sliding_window=True, sliding_window=99, layer_types=kinds)
+    model = Qwen3ForCausalLM(config).eval()
+    assert Forward.of(model).packed
+    model.model.layers[0].self_attn.sliding_window = None
+    forward = Forward.of(model)
+    assert not forward.packed and "which tokens they attend to" in forward.note
+
+
+def test_the_models_own_attention_is_put_back():
+    model = build("llama")
+    before = model.config._attn_implementation
+    Forward.of(model)
+    assert model.config._attn_implementation == before
+
+
+def test_score_gives_a_row_per_sequence_and_entropies_when_asked():
+    rows = batch(seed=2)
+    forward = Forward.of(build("qwen2"))
+    scores = score(forward, pack(rows, budget_tokens=60), count=len(rows), temperature=TEMPERATURE, entropy=True)
+    again = score(forward, pack(rows, budget_tokens=900), count=len(rows), temperature=TEMPERATURE)
+    assert again.entropies == [None] * len(rows)
+    for sequence, values, same, spread in zip(rows, scores.logprobs, again.logprobs, scores.entropies, strict=True):
+        if sequence.skipped or not sequence.mask.any():
+            assert values is None and spread is None
+        else:
+            assert (values[~sequence.mask] == 0).all() and (values[sequence.mask] < 0).all()
+            assert (spread[sequence.mask] > 0).all() and (spread <= np.log(VOCABULARY) + 1e-9).all()
+            np.testing.assert_allclose(values, same, rtol=1e-9)
+
+
+def test_bfloat16_computes_near_float32_and_leaves_the_weights_alone():
+    rows = batch(seed=2)
+    model = build("llama", torch.float32)
+    exact = Forward.of(model)
+    rough = Forward.of(model, compute_dtype="bfloat16")
+    (one,) = pack(rows, budget_tokens=900)
+    expected, found = exact.logprobs(one)[0], rough.logprobs(one)[0]
+    assert found.dtype == torch.float32
+    assert 0 < float((found - expected).detach().abs().max()) < 0.2
+    found.sum().backward()
+    assert all(p.dtype == p.grad.dtype == torch.float32 for p in model.parameters())
+
+
+def test_an_unknown_compute_dtype_is_refused():
+    with pytest.raises(ModelError, match="bfloat16"):
+        Forward.of(build("llama"), compute_dtype="float8")

@@ -150,6 +150,14 @@ def test_a_taken_folder_an_overlong_prompt_and_a_broken_reward_are_refused_by_na
         run_small(tmp_path / "nan", f'reward=[{{name="{tmp_path}/mine.py:score"}}]', "eval.before=false")
 
 
+def test_a_reference_that_is_refreshed_becomes_the_policy_and_a_fixed_one_never_moves(tmp_path: Path) -> None:
+    quiet = ["eval.before=false", "eval.after=false", "train.steps=2"]
+    fixed, _ = run_small(tmp_path / "fixed", *quiet)
+    moved, _ = run_small(tmp_path / "moved", *quiet, "train.reference_refresh=1")
+    kls = [RunReader(folder).metrics_by_step()[2]["kl"] for folder in (fixed, moved)]
+    assert kls[0] > 0 and kls[1] == pytest.approx(0.0, abs=1e-9)
+
+
 def test_a_batch_of_dead_groups_moves_nothing_and_is_counted(tmp_path: Path) -> None:
     settings = ['objective.kl.estimator="none"', 'reward=[{name="exact"}]', "train.steps=1", "eval.before=false"]
     folder, _ = run_small(tmp_path, *settings, "eval.after=false")

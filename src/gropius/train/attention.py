@@ -14,27 +14,23 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 
 from gropius.errors import ModelError
 from gropius.train.pack import Pack, ancestors
-from gropius.train.tree import Blocks, Layout, TreeAttention, fused_attention
+from gropius.train.tree import Blocks, Layout, fused_attention, tree_attention
 
 NAME = "gropius_pack"
-BLOCK_TOKENS = 64  # queries of a block: large enough for the matrix products, small enough to skip what is not seen
+Piece = tuple[NDArray[np.int64], NDArray[np.int64]]  # row indices of a block's queries and of the keys they look at
+BLOCK_TOKENS = 48  # queries of a block: large enough for the matrix products, small enough to skip what is not seen
+PADDING, ROUND_KEYS = 1.2, 256  # a batch of blocks may be a sixth padding, and so many keys more than that
 
 
 def layout(pack: Pack, device: torch.device | str = "cpu", block_tokens: int = BLOCK_TOKENS) -> Layout:
     """Cut the pack's row into blocks and group those of like size."""
-    pieces = _pieces(pack, block_tokens)
-    pieces.sort(key=lambda piece: (len(piece[1]), piece[0][0]))
-    batches: list[list[tuple[np.ndarray, np.ndarray]]] = []
-    for piece in pieces:
-        if batches and len(piece[1]) <= 1.25 * len(batches[-1][0][1]) + 16:
-            batches[-1].append(piece)
-        else:
-            batches.append([piece])
+    batches = _batches(_pieces(pack, block_tokens))
     place = np.empty(pack.run_tokens, np.int64)
     offset, blocks = 0, []
     for batch in batches:
@@ -44,15 +40,31 @@ def layout(pack: Pack, device: torch.device | str = "cpu", block_tokens: int = B
         offset += len(batch) * most
         blocks.append(_blocks(batch, pack, device))
     uses, bounds = _uses(batches, pack.run_tokens)
-    return Layout(tuple(blocks), *(torch.from_numpy(a).to(device) for a in (place, uses, bounds)))
+    place_, uses_, bounds_ = (torch.from_numpy(a).to(device) for a in (place, uses, bounds))
+    return Layout(tuple(blocks), place_, uses_, bounds_)
 
 
-def _uses(batches: list[list[tuple[np.ndarray, np.ndarray]]], size: int) -> tuple[np.ndarray, np.ndarray]:
+def _batches(pieces: list[Piece]) -> list[list[Piece]]:
+    """Most keys first; a batch takes pieces while its padding costs less than another round of kernels would."""
+    batches: list[list[Piece]] = []
+    filled = 0
+    for piece in sorted(pieces, key=lambda piece: (-len(piece[1]), piece[0][0])):
+        size = len(piece[1])
+        if batches and (len(batches[-1]) + 1) * len(batches[-1][0][1]) <= PADDING * (filled + size) + ROUND_KEYS:
+            batches[-1].append(piece)
+            filled += size
+        else:
+            batches.append([piece])
+            filled = size
+    return batches
+
+
+def _uses(batches: list[list[Piece]], size: int) -> Piece:
     """Where each row index stands among the padded keys of all blocks, one index after another; and the bag bounds."""
     token, slot, offset = [], [], 0
     for batch in batches:
         k = max(len(keys) for _, keys in batch)
-        for keys in (keys for _, keys in batch):
+        for _, keys in batch:
             token.append(keys)
             slot.append(offset + np.arange(len(keys)))
             offset += k
@@ -61,31 +73,29 @@ def _uses(batches: list[list[tuple[np.ndarray, np.ndarray]]], size: int) -> tupl
     return slots[np.argsort(tokens, kind="stable")], np.concatenate([[0], np.cumsum(counts)[:-1]])
 
 
-def _pieces(pack: Pack, block_tokens: int) -> list[tuple[np.ndarray, np.ndarray]]:
+def _pieces(pack: Pack, block_tokens: int) -> list[Piece]:
     """Consecutive stretches of the row with the keys each needs. Cuts fall where a part begins, if one does in time."""
-    starts = {start: (start, stop, depth) for start, stop, depth in pack.parts}
-    pieces: list[tuple[np.ndarray, np.ndarray]] = []
+    pieces: list[Piece] = []
     begin = 0
     for start, stop, _depth in pack.parts:
         if begin < start and stop - begin > block_tokens:
-            pieces.append(_piece(begin, start, starts, pack))
+            pieces.append(_piece(begin, start, pack))
             begin = start
         while stop - begin > block_tokens:
-            pieces.append(_piece(begin, begin + block_tokens, starts, pack))
+            pieces.append(_piece(begin, begin + block_tokens, pack))
             begin += block_tokens
     if begin < pack.run_tokens:
-        pieces.append(_piece(begin, pack.run_tokens, starts, pack))
+        pieces.append(_piece(begin, pack.run_tokens, pack))
     return pieces
 
 
-def _piece(begin: int, stop: int, starts: dict[int, tuple[int, int, int]], pack: Pack) -> tuple[np.ndarray, np.ndarray]:
-    before = ancestors((begin, stop, int(pack.positions[begin])), pack)
+def _piece(begin: int, stop: int, pack: Pack) -> Piece:
     queries = np.arange(begin, stop)
-    return queries, np.concatenate([before, queries])
+    return queries, np.concatenate([ancestors(begin, pack), queries])
 
 
-def _blocks(batch: list[tuple[np.ndarray, np.ndarray]], pack: Pack, device: torch.device | str) -> Blocks:
-    q, k = max(len(b[0]) for b in batch), max(len(b[1]) for b in batch)
+def _blocks(batch: list[Piece], pack: Pack, device: torch.device | str) -> Blocks:
+    q, k = max(len(own) for own, _ in batch), max(len(seen) for _, seen in batch)
     queries, keys = np.empty((len(batch), q), np.int64), np.zeros((len(batch), k), np.int64)
     real = np.zeros((len(batch), 1, k), np.bool_)
     for n, (own, seen) in enumerate(batch):
@@ -95,8 +105,8 @@ def _blocks(batch: list[tuple[np.ndarray, np.ndarray]], pack: Pack, device: torc
     visible = (of <= at) & (at < pack.ends[of]) & real
     distance = pack.positions[at] - pack.positions[of]
     padding = np.arange(q) >= np.array([len(own) for own, _ in batch])[:, None]
-    made = (torch.from_numpy(a).to(device) for a in (queries, keys, visible, distance, padding))
-    return Blocks(*made)
+    made = [torch.from_numpy(a).to(device) for a in (queries, keys, visible, distance, padding)]
+    return Blocks(made[0], made[1], made[2], made[3], made[4])
 
 
 def pack_attention(
@@ -118,7 +128,7 @@ def pack_attention(
     scale = options.get("scaling") or query.shape[3] ** -0.5
     rows = [tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value)]
     if query.device.type == "cpu":
-        out = TreeAttention.apply(*rows, where, window, scale)
+        out = tree_attention(rows, where, window, scale)
     else:
         out = fused_attention(rows, where, window, scale)
     return out[None], None

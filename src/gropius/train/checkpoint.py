@@ -93,8 +93,8 @@ def load(folder: str | Path) -> Snapshot:
 
 
 def newest(root: str | Path) -> Newest:
-    """The newest complete checkpoint under `root`; a newer one that is incomplete or damaged is passed over and named."""
-    notes = []
+    """The newest complete checkpoint under `root`; newer ones that are incomplete or damaged are named in the notes."""
+    notes: list[str] = []
     for folder in sorted(_folders(Path(root)), key=_step, reverse=True):
         fault = damage(folder)
         if not fault:
@@ -125,7 +125,7 @@ def damage(folder: Path) -> str:
 
 
 def weight_digest(model: nn.Module) -> str:
-    """Sha256 over every parameter's and buffer's name, type, shape and bytes, tied ones once. Equal weights, equal digest.
+    """Sha256 over name, type, shape and bytes of every parameter and buffer, tied ones once: equal only for equal bits.
 
     The tensors are hashed apart (in threads), then their digests in order of their names.
     """
@@ -222,5 +222,6 @@ def _sha256(path: Path) -> str:
 def _tensor_digest(name: str, tensor: Tensor) -> bytes:
     digest = hashlib.sha256(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
     flat = tensor.cpu().contiguous().flatten()
-    digest.update(flat.view(torch.uint8).numpy() if flat.numel() else b"")
+    if flat.numel():
+        digest.update(flat.view(torch.uint8).numpy().data)
     return digest.digest()

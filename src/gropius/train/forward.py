@@ -205,7 +205,7 @@ def _fault(forward: Forward) -> str:
     try:
         packed = forward._run(one, where)[0].index_select(0, torch.from_numpy(one.source).to(where.place.device))
         plain = forward._padded_hidden(one)
-    except (ModelError, TypeError, ValueError, IndexError, RuntimeError) as error:  # an architecture we do not know
+    except (ModelError, TypeError, ValueError, LookupError, RuntimeError) as error:  # an architecture we do not know
         return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     finally:
         model.train(was_training)

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gropius.train.sequences import Ids, TrainSequence
 
@@ -26,9 +25,9 @@ PAIRS_PER_TOKEN = 8192.0  # so many query-key pairs cost about as much as the ma
 class Pack:
     """One row of `_L` tokens and what is read from it.
 
-    ids, positions, ends [_L]: token, its position in its own sequence, end of its subtree. leaves: the parts of the row
-    that were appended one after another, as (start, depth) (depth: ancestors of the part's first token).
-    paths: per sequence, the indices of its tokens in the row. index: per sequence, where it stood in the list packed.
+    ids, positions, ends [_L]: token, its position in its own sequence, end of its subtree. parts: the stretches of the
+    row that were appended one after another, as (start, stop, depth of the first token).
+    paths: per sequence, the row indices of its tokens. index: per sequence, where it stood in the list packed.
     source, targets [_S]: for every loss token of every sequence, in order, the row index whose hidden state predicts it
     and the token itself. owner [_S]: which of the pack's sequences it belongs to.
     """
@@ -186,14 +185,8 @@ def _lay(sequences: Sequence[TrainSequence], members: list[int], rows: dict[int,
     )
 
 
-def ancestors(part: tuple[int, int, int], pack: Pack) -> NDArray[np.int64]:
-    """Row indices of the ancestors of a part's first token, from the root down.
-
-    An ancestor of token t is an a < t with t < end[a]; they lie in order of their positions.
-    """
-    start, _, depth = part
-    if depth == 0:
+def ancestors(token: int, pack: Pack) -> Ids:
+    """Row indices of the ancestors of one token, from the root down: every a < token with token < end[a]."""
+    if pack.positions[token] == 0:
         return np.zeros(0, np.int64)
-    found = np.flatnonzero(pack.ends[:start] > start)
-    assert len(found) == depth
-    return found
+    return np.flatnonzero(pack.ends[:token] > token)

@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,12 +48,12 @@ class TrainSequence:
         """_P + _T: every id of the row."""
         return len(self.prompt_ids) + len(self.response_ids)
 
-    @property
+    @cached_property
     def loss_positions(self) -> Ids:
         """Indices of the response's own tokens, ascending."""
         return np.flatnonzero(self.mask)
 
-    @property
+    @cached_property
     def run_ids(self) -> Ids:
         """The ids that have to be run: up to, and without, the last token that is predicted. Empty without any."""
         own = self.loss_positions

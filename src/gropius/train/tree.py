@@ -60,8 +60,14 @@ class Layout:
     windows: list[int | None] = field(default_factory=list)
 
 
+def tree_attention(rows: Sequence[Tensor], layout: Layout, window: int | None, scale: float) -> Tensor:
+    """rows: query [_L, H, e], key and value [_L, H_kv, e]; window: a sliding window or None → [_L, H, e]."""
+    out: Tensor = TreeAttention.apply(*rows, (layout, window, scale))  # type: ignore[no-untyped-call]
+    return out
+
+
 def fused_attention(rows: Sequence[Tensor], layout: Layout, window: int | None, scale: float) -> Tensor:
-    """The same by the library's fused kernel and autograd: what a GPU runs. Arguments as for `TreeAttention`."""
+    """The same by the library's fused kernel and autograd: what a GPU runs."""
     query, key, value = rows
     outputs = []
     for blocks in layout.blocks:
@@ -83,13 +89,12 @@ def _take(tensor: Tensor, index: Tensor) -> Tensor:
 
 
 class TreeAttention(torch.autograd.Function):
-    """query [_L, H, e], key, value [_L, H_kv, e], a layout, a sliding window or None, a scale → [_L, H, e]."""
+    """query [_L, H, e], key, value [_L, H_kv, e], (layout, sliding window or None, scale) → [_L, H, e]."""
 
     @staticmethod
-    def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: Layout, window: int | None, scale: float
-    ) -> Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, view: tuple[Layout, int | None, float]) -> Tensor:
         """Keeps the inputs, the output and one number a query for the backward pass."""
+        layout, window, scale = view
         heads, kv_heads = query.shape[1], key.shape[1]
         out = value.new_empty(_slots(layout, "queries"), heads, value.shape[2])
         normalisers, at = [], 0
@@ -105,14 +110,14 @@ class TreeAttention(torch.autograd.Function):
                 at = _put(out, at, result, blocks.queries.shape, heads)
             out = out.flatten(1).index_select(0, layout.place).view(-1, heads, value.shape[2])
         ctx.save_for_backward(query, key, value, out, *normalisers)
-        ctx.rest = (layout, window, scale)
+        ctx.view = view
         return out
 
     @staticmethod
     def backward(ctx: Any, g_out: Tensor) -> tuple[Tensor | None, ...]:
         """The formulas of the module's docstring, block by block; each token's key gradients are summed by bags."""
         query, key, value, out, *normalisers = ctx.saved_tensors
-        layout, window, scale = ctx.rest
+        layout, window, scale = ctx.view
         heads, kv_heads = query.shape[1], key.shape[1]
         dtype = value.dtype
         with torch.autocast(query.device.type, enabled=False):
@@ -136,7 +141,7 @@ class TreeAttention(torch.autograd.Function):
                 k_at = _put(g_key, k_at, g, blocks.keys.shape, kv_heads)
             g_query = g_query.flatten(1).index_select(0, layout.place).view_as(query)
         g_key, g_value = _gather(g_key, layout).view_as(key), _gather(g_value, layout).view_as(value)
-        return g_query.to(query.dtype), g_key.to(key.dtype), g_value.to(value.dtype), None, None, None
+        return g_query.to(query.dtype), g_key.to(key.dtype), g_value.to(value.dtype), None
 
 
 def _slots(layout: Layout, name: str) -> int:
