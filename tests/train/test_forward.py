@@ -135,3 +135,20 @@ def test_bfloat16_computes_near_float32_and_leaves_the_weights_alone():
 def test_an_unknown_compute_dtype_is_refused():
     with pytest.raises(ModelError, match="bfloat16"):
         Forward.of(build("llama"), compute_dtype="float8")
+
+
+def test_recomputing_activations_changes_nothing():
+    rows = batch(seed=2)
+    (one,) = pack(rows, budget_tokens=900)
+    gradients = []
+    for recompute in (False, True):
+        model = build("qwen3")
+        forward = Forward.of(model, recompute=recompute)
+        calls = []
+        model.model.layers[0].mlp.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
+        with forward.running():
+            forward.logprobs(one)[0].sum().backward()
+        assert len(calls) == 1 + recompute
+        assert not model.training
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-12, atol=1e-12)

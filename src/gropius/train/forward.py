@@ -7,7 +7,9 @@ and nowhere else. An architecture that cannot be packed runs padded rows: slower
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import dataclasses
+import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +47,7 @@ class Forward:
 
     packed: False where the architecture runs padded rows. note: one line for a person, "" when packed.
     compute_dtype: "bfloat16" runs matrix products under autocast while the weights stay what they are.
+    recompute: activations of each layer are computed again in the backward pass instead of kept.
     """
 
     model: PreTrainedModel
@@ -54,6 +57,7 @@ class Forward:
     note: str = ""
     compute_dtype: str = "float32"
     float32_head: bool = False
+    recompute: bool = False
 
     @classmethod
     def of(
@@ -63,6 +67,7 @@ class Forward:
         compute_dtype: str = "float32",
         float32_head: bool = False,
         packed: bool = True,
+        recompute: bool = False,
     ) -> Forward:
         """Check once, on a few tokens, that packed and plain rows give the same numbers; fall back to plain rows.
 
@@ -70,20 +75,21 @@ class Forward:
         """
         if compute_dtype not in DTYPES:
             raise ModelError(f'compute dtype "{compute_dtype}": write "float32" or "bfloat16"')
-        head = Head.of(model)
-        made = cls(model, backbone(model), head, packed, "", compute_dtype, float32_head)
+        if recompute:
+            _recompute(model)
+        made = cls(model, backbone(model), Head.of(model), packed, "", compute_dtype, float32_head, recompute)
         if not packed:
             return made
         fault = _fault(made)
         if fault:
             note = f"{type(model).__name__} runs padded rows, one prompt a response: {fault}"
-            return cls(model, made.body, head, False, note, compute_dtype, float32_head)
+            return dataclasses.replace(made, packed=False, note=note)
         return made
 
     def logprobs(self, pack: Pack, *, temperature: float = 1.0, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
         """[_S] the log-probability of every loss token of the pack, differentiable, and the entropies when asked."""
         device = self.head.weight.device
-        with self._autocast():
+        with self.running(), self._autocast():
             hidden = self._hidden(pack) if self.packed else self._padded_hidden(pack)
             return token_logprobs(
                 hidden,
@@ -93,6 +99,19 @@ class Forward:
                 entropy=entropy,
                 float32_head=self.float32_head,
             )
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """The model set up for packs. With `recompute`, the backward pass must happen inside; may be nested."""
+        was_training = self.model.training
+        with packed_attention(self.model) if self.packed else contextlib.nullcontext():
+            if self.recompute and not was_training:
+                self.model.train()  # what the library asks of a model that recomputes; no dropout is left in it
+            try:
+                yield
+            finally:
+                if self.recompute and not was_training:
+                    self.model.train(False)
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self.compute_dtype == "float32" or self.head.weight.dtype == torch.bfloat16:
@@ -107,14 +126,13 @@ class Forward:
 
     def _run(self, pack: Pack, where: Layout) -> Tensor:
         device = self.head.weight.device
-        with packed_attention(self.model):
-            out = self.body(
-                input_ids=torch.from_numpy(pack.ids)[None].to(device),
-                position_ids=torch.from_numpy(pack.positions)[None].to(device),
-                attention_mask=None,
-                use_cache=False,
-                pack_layout=where,
-            )
+        out = self.body(
+            input_ids=torch.from_numpy(pack.ids)[None].to(device),
+            position_ids=torch.from_numpy(pack.positions)[None].to(device),
+            attention_mask=None,
+            use_cache=False,
+            pack_layout=where,
+        )
         hidden: Tensor = out.last_hidden_state
         return hidden
 
@@ -135,6 +153,13 @@ class Forward:
         )
         hidden: Tensor = out.last_hidden_state
         return hidden.flatten(0, 1).index_select(0, torch.from_numpy(np.concatenate(flat)).to(device))
+
+
+def _recompute(model: PreTrainedModel) -> None:
+    """Switch recomputation on by the name that every transformers 5 knows; later ones warn that it will be renamed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[no-untyped-call]
 
 
 @torch.no_grad()
@@ -203,7 +228,8 @@ def _fault(forward: Forward) -> str:
     was_training = model.training
     model.train(False)
     try:
-        packed = forward._run(one, where)[0].index_select(0, torch.from_numpy(one.source).to(where.place.device))
+        with packed_attention(model):
+            packed = forward._run(one, where)[0].index_select(0, torch.from_numpy(one.source).to(where.place.device))
         plain = forward._padded_hidden(one)
     except (ModelError, TypeError, ValueError, LookupError, RuntimeError) as error:  # an architecture we do not know
         return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -131,10 +131,11 @@ class Learner:
         packs = self._pack(sequences)
         tally = _Tally(len(sequences))
         self.optimiser.zero()
-        for one in packs:
-            self._accumulate(one, anchor, reference, tally)
-            if tally.culprits:
-                break
+        with self.forward.running():
+            for one in packs:
+                self._accumulate(one, anchor, reference, tally)
+                if tally.culprits:
+                    break
         refused, norm, rate, taken = self._finish(packs, anchor, reference, tally)
         return UpdateReport(
             loss=tally.loss,
@@ -205,7 +206,8 @@ class Learner:
             for sequence, i in zip(one.sequences, one.index, strict=True):
                 (alone,) = pack([sequence], budget_tokens=sequence.length_tokens, skip=False)
                 place = _Tally(1)
-                self._accumulate(alone, _only(anchor, i), _only(reference, i), place)
+                with self.forward.running():
+                    self._accumulate(alone, _only(anchor, i), _only(reference, i), place)
                 gradients = [p.grad for p in self.optimiser.parameters if p.grad is not None]
                 if place.culprits or not all(bool(torch.isfinite(g).all()) for g in gradients):
                     found.append(i)
