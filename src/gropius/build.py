@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import dataclasses
+import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,7 @@ from gropius.models.load import LoadedModel, load_model, save_model
 from gropius.models.tiny import TinyShape
 from gropius.objective.spec import Objective
 from gropius.recipe import from_dict
+from gropius.recipe.capacity import Machine, refuse_what_cannot_fit
 from gropius.recipe.resolve import Resolved
 from gropius.records.reader import RunReader
 from gropius.records.writer import RunWriter
@@ -123,6 +126,7 @@ def train(resolved: Resolved, progress: Progress) -> Path:
     Errors: RunFolderError when the folder is taken; everything `train.loop.train` raises.
     """
     parts = _parts(resolved, progress)
+    refuse_what_cannot_fit(resolved, parts.loaded.model.num_parameters(), _machine(resolved, parts.loaded))
     with RunWriter.create(resolved.folder, resolved.as_dict()) as writer, StopRequest(progress.note) as stop:
         if resolved.sft.steps:
             _warm_start(resolved, parts, progress)
@@ -227,12 +231,25 @@ def evaluate(resolved: Resolved, progress: Progress, folder: Path | None = None)
     return asyncio.run(loop.evaluate_held_out(resolved, parts.loaded, parts.player))
 
 
+def _machine(resolved: Resolved, loaded: LoadedModel) -> Machine:
+    """Memory of the device that the model lies on, and free disk where the run folder will be."""
+    place = resolved.folder.absolute()
+    while not place.exists():
+        place = place.parent
+    if loaded.model.device.type == "cuda":
+        memory = torch.cuda.get_device_properties(loaded.model.device).total_memory
+    else:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Machine(memory, shutil.disk_usage(place).free)
+
+
 def _fitting(resolved: Resolved, found: TaskSet, parts: tuple[ChatFormat, LoadedModel], progress: Progress) -> TaskSet:
     """The tasks whose prompts, after the template, leave room for an answer; the others dropped or refused."""
     chat, loaded = parts
     limit = loaded.context_length
 
     def fitting(half: str, rows: Sequence[Task]) -> tuple[Task, ...]:
+        """The rows of one half that fit."""
         lengths = {task.key: len(chat.prompt_ids(task.messages())) for task in rows}
         long = [task for task in rows if lengths[task.key] + 1 > limit]
         if long and resolved.data.overlong == "refuse":

@@ -1,4 +1,4 @@
-"""A run that takes seconds: a very small model on one-digit sums, with a reward it can earn from the start."""
+"""A run that takes seconds: a very small model that is paid for writing a small letter, which noise does now and then."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RECIPE: dict[str, Any] = {
     "seed": 3,
     "model": {"source": "tiny", "tiny": {"hidden": 32, "layers": 2, "heads": 2, "kv_heads": 2, "mlp": 64}},
     "data": {"source": "arithmetic", "options": {"digits": 1, "rows": [60, 8]}},
-    "reward": [{"name": "length", "options": {"minimum": 2, "maximum": 3}}],
+    "reward": [{"name": "format", "options": {"pattern": "[^a-z]*[a-z](.|\\n)*"}}],
     "rollout": {"prompts": 4, "group_size": 4, "max_tokens": 4},
     "train": {"steps": 3, "learning_rate": 1e-3, "threads": 1},
     "eval": {"tasks": 4, "samples": 2},

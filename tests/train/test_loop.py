@@ -59,6 +59,7 @@ def assert_logged_loss_is_explained(folder: Path) -> None:
     reader = RunReader(folder)
     objective = from_dict(reader.resolved()).objective
     rows = reader.metrics_by_step()
+    assert any(rows[step]["grad_norm"] for step in reader.steps()), "a run without a gradient explains nothing"
     for step in reader.steps():
         reports = [explain(batch, objective) for batch in batches(reader.rollouts(step))]
         recomputed = sum(report["loss"] for report in reports) / len(reports) if reports else 0.0
@@ -155,7 +156,7 @@ def test_a_reference_that_is_refreshed_becomes_the_policy_and_a_fixed_one_never_
     fixed, _ = run_small(tmp_path / "fixed", *quiet)
     moved, _ = run_small(tmp_path / "moved", *quiet, "train.reference_refresh=1")
     kls = [RunReader(folder).metrics_by_step()[2]["kl"] for folder in (fixed, moved)]
-    assert kls[0] > 0 and kls[1] == pytest.approx(0.0, abs=1e-9)
+    assert kls[0] > 1e-6 and kls[1] == pytest.approx(0.0, abs=1e-9)
 
 
 def test_a_batch_of_dead_groups_moves_nothing_and_is_counted(tmp_path: Path) -> None:

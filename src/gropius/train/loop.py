@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from gropius.errors import Interrupted, RunHalted
 from gropius.models.load import LoadedModel
 from gropius.recipe.resolve import Resolved
@@ -93,6 +95,7 @@ def train(run: Run) -> Path:
         credit = compare(plan.objective, batch.groups, known, plan.train.updates, run.part_weights)
         reports = update(run, credit, known)
         hand_over_weights(run)
+        refresh_reference(run, step)
         state.step, state.position = step, order.position
         end = time.perf_counter()
         times = {"step_time": end - start, "sampling_time_s": drawn - start, "training_time_s": end - drawn}
@@ -179,6 +182,16 @@ def watch(run: Run, report: UpdateReport) -> None:
 def hand_over_weights(run: Run) -> None:
     """The engine samples from the policy as it is now; its completions carry the version and digest."""
     run.player.engine.set_policy(run.learner.optimiser.steps, checkpoint.weight_digest(run.loaded.model))
+
+
+def refresh_reference(run: Run, step: int) -> None:
+    """Every `train.reference_refresh` steps the reference becomes the policy as it is now; 0 leaves it fixed."""
+    every = run.plan.train.reference_refresh
+    if run.reference is not None and every and step % every == 0:
+        policy = dict(run.loaded.model.named_parameters())
+        with torch.no_grad():
+            for name, parameter in run.reference.model.named_parameters():
+                parameter.copy_(policy[name])
 
 
 def require_agreement(run: Run, batch: Selected, logprobs: Sequence[Any]) -> None:
