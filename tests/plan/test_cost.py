@@ -8,7 +8,8 @@ import pytest
 
 from gropius.errors import UsageError
 from gropius.plan.cost import ModelShape, Workload, cost, shape_of
-from gropius.plan.machines import MACHINES, Machine, machine, probe
+from gropius.plan.machines import MACHINES, Machine, machine
+from gropius.plan.probe import probe
 
 SMOL = ModelShape(30, 576, 9, 3, 64, 1536, 49152)
 TEN = ModelShape(8, 256, 4, 4, 64, 768, 4096)
@@ -104,5 +105,7 @@ def test_refusals_name_what_to_write():
 
 
 def test_a_probe_measures_a_machine_that_can_be_planned_with():
-    here = probe(64, 128, 8, seconds=0.15)
-    assert here.flops > 0 and here.bandwidth > 0 and cost(TEN, Workload(1, 2, 8, 8), here).step_s > 0
+    small = ModelShape(2, 32, 4, 2, 8, 48, 64)
+    here = probe(small, 8, seconds=0.1)
+    report = cost(small, Workload(1, 2, 8, 8), here)
+    assert here.flops > 0 and here.bandwidth > 0 and here.memory_bytes > 1e8 and report.step_s > 0

@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gropius.errors import DataError
+from gropius.errors import DataError, UsageError
 from gropius.objective.presets import PRESETS
 from gropius.plan import recorded
+from gropius.plan.cost import ModelShape, Workload, cost
+from gropius.plan.machines import Machine
 from gropius.plan.question import scale_of
 from gropius.plan.signal import ESTIMATORS
 
@@ -68,3 +70,45 @@ def test_every_preset_has_an_estimator(name):
     assert scale in ESTIMATORS
     if name in ("grpo", "dapo", "gspo"):
         assert (scale, note) == ("group_std", "")
+
+
+SHAPE = ModelShape(4, 128, 4, 4, 32, 352, 100)
+
+
+@pytest.mark.parametrize("training_s", [0.0, 2.0])
+def test_a_machine_taken_from_a_run_costs_what_the_run_took(training_s):
+    measured = recorded.Timing(Workload(8, 8, 20, 60, live_share=0.5 if training_s else 0.0), 1.5, training_s)
+    machine = recorded.calibrated(SHAPE, measured, Machine("unit", 1e12, 50e9, 1e12))
+    times = {p.name: p.time_s for p in cost(SHAPE, measured.load, machine).phases}
+    assert times["prefill"] + times["decode"] == pytest.approx(1.5, rel=1e-6)
+    if training_s:
+        assert times["training"] + times["update"] == pytest.approx(2.0, rel=1e-6)
+
+
+def test_twice_the_responses_of_a_recorded_step_take_twice_the_time_where_operations_bind():
+    measured = recorded.Timing(Workload(8, 8, 20, 60, live_share=1.0), 1.5, 2.0)
+    machine = recorded.calibrated(SHAPE, measured, Machine("unit", 1e12, 50e9, 1e12))
+    double = cost(SHAPE, Workload(16, 8, 20, 60, live_share=1.0), machine)
+    assert double.step_s == pytest.approx(2 * 3.5, rel=0.01)
+
+
+def test_the_times_of_a_run_are_medians_without_its_first_step(monkeypatch, tmp_path):
+    class Reader:
+        def __init__(self, folder):
+            self.folder = folder
+
+        def metrics_by_step(self):
+            rows = [(9.0, 5.0, 640, 320), (1.0, 2.0, 640, 160), (2.0, 4.0, 640, 320), (3.0, 3.0, 640, 480)]
+            names = ("sampling_time_s", "training_time_s", "tokens_sampled", "tokens_trained")
+            return {i: dict(zip(names, row, strict=True)) for i, row in enumerate(rows)}
+
+        def resolved(self):
+            return {"rollout": {"prompts": 8, "group_size": 8}}
+
+    monkeypatch.setattr(recorded, "RunReader", Reader)
+    took = recorded.timing(tmp_path, 20.0)
+    assert (took.sampling_s, took.training_s) == (2.0, 3.0)
+    assert (took.load.responses, took.load.response_tokens, took.load.live_share) == (64, 10.0, 0.5)
+    monkeypatch.setattr(Reader, "metrics_by_step", lambda self: {})
+    with pytest.raises(UsageError, match="no step times"):
+        recorded.timing(tmp_path, 20.0)

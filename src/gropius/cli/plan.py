@@ -32,7 +32,8 @@ def command(
         Path | None, typer.Option("--model", metavar="FOLDER", help="Cost: a model's folder or its config.json.")
     ] = None,
     machine: Annotated[
-        str, typer.Option("--machine", metavar="NAME", help="Cost: h100, 8xh100, … or probe (this machine).")
+        str,
+        typer.Option("--machine", metavar="NAME", help="Cost: h100, 8xh100, …, probe, or run (as SOURCE measured)."),
     ] = "probe",
     settings: Annotated[
         list[str], typer.Option("--set", metavar="KEY=VALUE", help="Any key of the plan, e.g. --set group_sizes=[4,8].")
@@ -55,7 +56,7 @@ def command(
     elif budget is not None:
         raise UsageError("--budget splits measured pass rates; give a run folder or a file of counts as well")
     if model is not None:
-        costs = _cost(model, machine, (asked, split, tokens, live))
+        costs = _cost(model, machine, (asked, split, tokens, live), source)
         report["cost"] = costs.as_dict()
         if not as_json:
             _print_cost(costs)
@@ -98,14 +99,28 @@ def _split(
     return plan, schedule(measured, spend, asked.group_sizes, seed=asked.seed), notes
 
 
-def _cost(model: Path, machine: str, known: tuple[Question, tuple[int, int], float, float]) -> CostReport:
+def _cost(
+    model: Path, machine: str, known: tuple[Question, tuple[int, int], float, float], source: Path | None
+) -> CostReport:
     from gropius.plan.cost import cost
     from gropius.plan.question import workload
 
     asked, split, tokens, live = known
     load = workload(asked, split, tokens, live)
     shape = read_shape(model)
+    if machine == "run":
+        return cost(shape, load, _recorded_machine(source, shape, load.prompt_tokens))
     return cost(shape, load, _machine(machine, shape, load.rows or min(load.responses, 64)))
+
+
+def _recorded_machine(source: Path | None, shape: ModelShape, prompt_tokens: float) -> Machine:
+    from gropius.plan.machines import Machine
+    from gropius.plan.recorded import calibrated, timing
+
+    if source is None or not source.is_dir():
+        raise UsageError("--machine run takes its speed from a run folder as SOURCE")
+    unit = Machine("as recorded", 1e12, 50e9, float("inf"), source="")
+    return calibrated(shape, timing(source, prompt_tokens), unit)
 
 
 def read_shape(path: Path) -> ModelShape:
@@ -125,11 +140,12 @@ def read_shape(path: Path) -> ModelShape:
 
 
 def _machine(name: str, shape: ModelShape, rows: int) -> Machine:
-    from gropius.plan.machines import machine, probe
+    from gropius.plan.machines import machine
+    from gropius.plan.probe import probe
 
     if name == "probe":
         say("measuring this machine for ten seconds")
-        return probe(shape.hidden, shape.mlp, rows)
+        return probe(shape, rows)
     count, times, device = name.partition("x")
     return machine(device, int(count)) if times and count.isdigit() else machine(name)
 

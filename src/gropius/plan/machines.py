@@ -1,9 +1,7 @@
-"""How fast machines are: published peaks of named accelerators, or a probe of this one. No torch until probed."""
+"""How fast named accelerators are: their published peaks and the share of them that a run reaches. No torch."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from gropius.errors import UsageError, did_you_mean
@@ -70,61 +68,3 @@ def machine(name: str, count: int = 1) -> Machine:
     if count < 1:
         raise UsageError(f"{count} devices cannot run anything; write 1 or more")
     return replace(MACHINES[name], count=count)
-
-
-def probe(hidden: int = 576, mlp: int = 1536, rows: int = 64, seconds: float = 10.0) -> Machine:
-    """Measure this machine's processor at a model's own widths: training products, decode products, streaming.
-
-    hidden, mlp: widths of the model. rows: responses decoded at once. seconds: what the probe may take. Measures an
-    MLP forward and backward on 1024 tokens, the same weights applied to `rows` tokens, and a read of memory too large
-    for any cache; the best of several runs each, so that a neighbour disturbs little. The efficiencies are the
-    shares of a step that matrix products took in profiles (0.54 training, 0.72 decoding).
-    Needs torch; errors: UsageError when it is missing.
-    """
-    try:
-        import torch
-    except ImportError as error:
-        raise UsageError("a probe of this machine needs torch; name an accelerator instead, e.g. h100") from error
-    share = seconds / 3
-    up, down = torch.randn(hidden, mlp), torch.randn(mlp, hidden)
-    x = torch.randn(1024, hidden, requires_grad=True)
-    weights = [up.requires_grad_(True), down.requires_grad_(True)]
-
-    def train() -> None:
-        y = (torch.nn.functional.silu(x @ weights[0])) @ weights[1]
-        torch.autograd.grad(y.sum(), [x, *weights])
-
-    few = torch.randn(rows, hidden)
-
-    def decode() -> None:
-        with torch.no_grad():
-            (few @ up) @ down
-
-    block = torch.ones(64 * 2**20)  # 256 MiB
-    training = 3 * 4 * 1024 * hidden * mlp / _best(train, share)
-    decoding = 4 * rows * hidden * mlp / _best(decode, share)
-    streaming = block.numel() * 4 / _best(lambda: block.sum(), share)
-    return Machine(
-        "this machine", training, streaming, _memory_bytes(), 1, 0.54, 0.72 * decoding / training, 1.0,
-        source=f"measured in {seconds:g} s, float32, {torch.get_num_threads()} threads",
-    )  # fmt: skip
-
-
-def _best(work: Callable[[], object], seconds: float) -> float:
-    """The shortest of the runs that fit into `seconds`, after one to warm up."""
-    work()
-    best, end = float("inf"), time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        start = time.perf_counter()
-        work()
-        best = min(best, time.perf_counter() - start)
-    return best
-
-
-def _memory_bytes() -> float:
-    import os
-
-    names = ("SC_PAGE_SIZE", "SC_PHYS_PAGES")
-    if not hasattr(os, "sysconf") or not set(names) <= set(os.sysconf_names):
-        return float("inf")
-    return float(os.sysconf(names[0]) * os.sysconf(names[1]))

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
 
-from gropius.errors import DataError
+from gropius.errors import DataError, UsageError
+from gropius.plan.cost import ModelShape, Workload, cost
 from gropius.plan.counts import PassCounts
+from gropius.plan.machines import Machine
 from gropius.records.reader import RunReader
 
 COLUMNS = ("step", "group_id", "member", "status", "raw", "reward", "loss_mask")
@@ -61,3 +65,62 @@ def as_recorded(folder: Path) -> Mapping[str, Any]:
     size, prompts = rollout.get("group_size"), rollout.get("prompts")
     known = {"budget": size * prompts} if isinstance(size, int) and isinstance(prompts, int) else {}
     return {**known, "objective": objective}
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What the steps of a run took: medians over its steps, the first (which warms up) left out where there are more.
+
+    sampling_s, training_s: seconds a step; training_s is 0 when nothing was trained. load: the step's workload.
+    """
+
+    load: Workload
+    sampling_s: float
+    training_s: float
+
+
+def timing(folder: Path, prompt_tokens: float) -> Timing:
+    """The workload and the seconds of a recorded run. Errors: UsageError when its metrics or its recipe lack them."""
+    reader = RunReader(folder)
+    names = ("sampling_time_s", "training_time_s", "tokens_sampled", "tokens_trained")
+    rows = [row for row in reader.metrics_by_step().values() if all(n in row for n in names) and row["tokens_sampled"]]
+    rows = rows[1:] or rows
+    resolved = reader.resolved() if rows else {}
+    rollout = resolved.get("rollout", {})
+    if not rows or not {"prompts", "group_size"} <= set(rollout):
+        raise UsageError(f"{folder}: records no step times, so a machine cannot be taken from it; name one, or probe")
+    trained = [row for row in rows if row["tokens_trained"]]
+    sampled = median(row["tokens_sampled"] for row in rows)
+    responses = rollout["prompts"] * rollout["group_size"]
+    live = median(row["tokens_trained"] / row["tokens_sampled"] for row in trained) if trained else 0.0
+    load = Workload(
+        rollout["prompts"], rollout["group_size"], prompt_tokens, sampled / responses, live_share=min(live, 1.0)
+    )
+    return Timing(
+        load, median(row["sampling_time_s"] for row in rows),
+        median(row["training_time_s"] for row in trained) if trained else 0.0,
+    )  # fmt: skip
+
+
+def calibrated(shape: ModelShape, measured: Timing, start: Machine) -> Machine:
+    """The machine on which `cost` gives the times that a run of this model measured.
+
+    The share of `start`'s peaks reached in training is set first (kept when nothing was trained), then that of
+    decoding, prefill taken off. Everything a step does besides, Python included, is thereby in the shares.
+    """
+
+    def phases(machine: Machine) -> dict[str, float]:
+        return {p.name: p.time_s for p in cost(shape, measured.load, machine).phases}
+
+    machine = replace(start, bandwidth_efficiency=1.0, step_overhead_s=0.0)
+    if measured.training_s:
+        update = min(phases(machine)["update"], measured.training_s / 2)
+        factor = phases(machine)["training"] / (measured.training_s - update)
+        machine = replace(machine, training_efficiency=machine.training_efficiency * factor)
+    left = max(measured.sampling_s - phases(machine)["prefill"], measured.sampling_s / 2)
+    machine = replace(machine, bandwidth=float("inf"))
+    factor = phases(machine)["decode"] / left
+    return replace(
+        machine, name="as recorded", bandwidth=start.bandwidth, decode_efficiency=machine.decode_efficiency * factor,
+        bandwidth_efficiency=1.0, source=f"calibrated on {measured.load.responses} responses a step of the run",
+    )  # fmt: skip
