@@ -190,15 +190,15 @@ def kl_bench(body: Body) -> dict[str, Any]:
 
     log_policy = torch.log_softmax(logits, 0)
     reverse = (log_policy.exp() * (log_policy - log_ref)).sum()
-    true = {"reverse": float(reverse), "reverse_gradient": gradient(reverse)}
+    true = {"reverse": float(reverse.detach()), "reverse_gradient": gradient(reverse)}
     forward = (log_ref.exp() * (log_ref - torch.log_softmax(logits, 0))).sum()
-    true |= {"forward": float(forward), "forward_gradient": gradient(forward)}
+    true |= {"forward": float(forward.detach()), "forward_gradient": gradient(forward)}
     estimators = {}
     for name in ESTIMATORS:
         log_policy = torch.log_softmax(logits, 0)
         term = kl_term(Kl(name, coefficient=1.0), log_policy, log_ref, log_policy.detach())  # type: ignore[arg-type]
-        mean = float((probability * term).sum())
-        spread = float((probability * (term - mean) ** 2).sum()) ** 0.5
+        mean = float((probability * term).sum().detach())
+        spread = float((probability * (term - mean) ** 2).sum().detach()) ** 0.5
         estimators[name] = {
             "values": term.tolist(),
             "mean": mean,

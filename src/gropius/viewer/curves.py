@@ -60,7 +60,7 @@ def series(store: RunStore, index: RunIndex | None = None) -> dict[str, Any]:
     More than 1,500 steps are thinned: of each stretch the first, the lowest, the highest and the last value stay.
     Added to what is logged: `tokens_per_s`, and `reward/low`, `reward/high` where every step of the run is indexed.
     """
-    rows = {step: {**row, **_speed(row)} for step, row in store.metrics().items()}
+    rows = {step: {**_speed(row), **row} for step, row in store.metrics().items()}
     bands = _bands(index, set(rows)) if index else {}
     for step, (low, high) in bands.items():
         rows[step] |= {"reward/low": low, "reward/high": high}

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gropius.objective.spec import Objective
-from gropius.records.schema import GREEDY_MEMBER, ResponseRecord
+from gropius.records.schema import GREEDY_MEMBER, NEVER_TRAINED, ResponseRecord
 from gropius.viewer.groups import parse_messages, sibling
 from gropius.viewer.pieces import find_tokenizer, pieces
 from gropius.viewer.store import RunStore, strict
@@ -190,7 +190,7 @@ def evaluate(objective: Objective, record: ResponseRecord) -> dict[str, Any]:
 def balance(store: RunStore, step: int) -> dict[str, Any] | None:
     """Do the recorded contributions of a step add up to its logged loss? None when either is not recorded.
 
-    The logged loss is the mean over the step's updates. sum, logged, gap; gap is their difference.
+    The logged loss is the mean over the optimiser steps of the first pass. sum, logged, gap; gap is their difference.
     """
     metrics = store.metrics().get(step, {})
     logged = metrics.get("loss")
@@ -200,8 +200,7 @@ def balance(store: RunStore, step: int) -> dict[str, Any] | None:
     lists = [values for values in table.column("contribution").to_pylist() if values is not None]
     if not lists:
         return None
-    updates = metrics.get("updates")
-    count = int(updates) if isinstance(updates, int | float) and updates >= 1 else 1
+    count = max(1, len({update for update in table.column("update").to_pylist() if update != NEVER_TRAINED}))
     total = _total(lists) / count
     return dict(strict({"sum": total, "logged": float(logged), "gap": total - float(logged), "updates": count}))
 

@@ -151,7 +151,7 @@ def _with_headers(send: Send) -> Send:
 
 def _raw_path(scope: Scope) -> str:
     raw = scope.get("raw_path") or scope["path"].encode("utf-8")
-    path = raw.split(b"?")[0].decode("latin-1")
+    path: str = raw.split(b"?")[0].decode("latin-1")
     return "/" + path.lstrip("/\\")
 
 

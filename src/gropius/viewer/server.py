@@ -30,6 +30,18 @@ from gropius.viewer.store import RunStore
 STATIC = Path(str(importlib.resources.files("gropius.viewer"))) / "static"
 KINDS = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
 
+# Addresses that are pages; static/app.js has the same.
+PAGES = (
+    "/",
+    "/compare",
+    "/bench",
+    "/bench/{name}",
+    "/runs/{run}",
+    "/runs/{run}/groups",
+    "/runs/{run}/steps/{step:int}/groups/{group}",
+    "/runs/{run}/steps/{step:int}/groups/{group}/responses/{member}",
+)
+
 
 def application(library: Library, token: str, port: int) -> App:
     """The guarded application. port: the one it will listen on, for the Host check."""
@@ -137,7 +149,8 @@ def _routes(views: Views) -> list[BaseRoute]:
         Route("/api/bench/{name}", _bench, methods=["POST"]),
         Route("/vendor/plotly.js", _plotly, methods=["GET"]),
         Route("/static/{name:path}", _static, methods=["GET"]),
-        Route("/{path:path}", _page, methods=["GET"]),
+        *[Route(path, _page, methods=["GET"]) for path in PAGES],
+        Route("/{path:path}", _nothing, methods=["GET"]),
     ]
 
 
@@ -170,9 +183,11 @@ async def _bench(request: Request) -> Response:
         raise ObjectiveError(f"the numbers leave the range of float64: {error}") from None
 
 
+async def _nothing(request: Request) -> Response:
+    return JSONResponse({"error": "There is no such address."}, status_code=404)
+
+
 async def _page(request: Request) -> Response:
-    if request.url.path.startswith("/api/"):
-        return JSONResponse({"error": "There is no such address."}, status_code=404)
     return FileResponse(STATIC / "index.html", media_type="text/html")
 
 

@@ -36,7 +36,7 @@ export async function groupBench(main, query, { presets, remember }) {
     const set = (key, value) => { s.overrides[`advantage.${key}`] = value; compute(); };
     replace(controls,
       h("fieldset", {}, h("legend", {}, t("group.rewards")), h("div", { class: "rewards" }, s.rewards.map((reward, i) => h("div", { class: "reward-cell" },
-        s.switches && (reward === 0 || reward === 1) ? h("button", { class: `switch ${reward ? "right" : "wrong"}`, "aria-pressed": String(Boolean(reward)), "aria-label": t("group.answer", { i: i + 1 }), onclick: () => { s.rewards[i] = reward ? 0 : 1; refresh(controls, i); } }, reward ? t("right") : t("wrong")) : null,
+        s.switches && (reward === 0 || reward === 1) ? h("button", { class: `switch ${reward ? "right" : "wrong"}`, onclick: () => { s.rewards[i] = reward ? 0 : 1; refresh(controls, i); } }, h("span", { class: "unseen" }, t("group.answer", { i: i + 1 })), reward ? t("right") : t("wrong")) : null,
         numberInput(reward, (x) => { s.rewards[i] = x; compute(); }, { label: t("group.reward_of", { i: i + 1 }) }))),
         h("div", { class: "size" }, h("button", { class: "button small", "aria-label": t("group.fewer"), disabled: s.rewards.length <= 1, onclick: () => { s.rewards.pop(); refresh(); } }, "−"), h("span", {}, `G = ${s.rewards.length}`), h("button", { class: "button small", "aria-label": t("group.more"), disabled: s.rewards.length >= 64, onclick: () => { s.rewards.push(0); refresh(); } }, "+"))),
         h("p", { class: "cases" }, h("span", { class: "quiet" }, t("group.cases")), CASES.map(([text]) => h("button", { class: "button small", onclick: () => { s.rewards = read(text); refresh(); } }, text.replaceAll(",", " "))))),

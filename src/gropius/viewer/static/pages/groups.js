@@ -3,7 +3,7 @@ import { get, latest, place, search } from "../api.js";
 import { announce, h, inert, num, replace } from "../dom.js";
 import { t } from "../i18n.js";
 import { problems, trail } from "../shell.js";
-import { stateMark, strip, stripWords } from "./strip.js";
+import { stateMark, strip } from "./strip.js";
 
 const QUEUES = ["all", "informative", "all_failed", "all_solved", "all_equal", "duplicates", "outliers", "truncated", "rejected", "void", "suspected"];
 const SORTS = ["order", "newest", "mean", "mean_desc", "spread", "longest", "advantage", "duplicates"];
@@ -93,8 +93,8 @@ function makeView(id, run, state) {
 
   function line(row, i) {
     const node = h("div", { role: "listitem", class: "row", "aria-setsize": total, "aria-posinset": i + 1 },
-      h("a", { class: "group-row", href: place.group(id, row.step, row.group_id), "data-at": i, "aria-label": `${row.group_id}. ${row.task_key}. ${stripWords(row)}`, onfocus: () => { focus = i; } },
-        h("span", { class: "cell id" }, row.group_id), h("span", { class: "cell bars" }, strip(row.rewards, row.advantages)),
+      h("a", { class: "group-row", href: place.group(id, row.step, row.group_id), "data-at": i, onfocus: () => { focus = i; } },
+        h("span", { class: "cell id" }, row.group_id), h("span", { class: "cell bars" }, strip(row.rewards, row.advantages), h("span", { class: "unseen" }, t("siblings.count", { count: row.size }))),
         h("span", { class: "cell figure mean" }, num(row.mean, 3)), h("span", { class: "cell figure std" }, row.std === null ? "–" : `± ${num(row.std, 3)}`),
         h("span", { class: "cell" }, stateMark(row.state)), h("span", { class: "cell figure long" }, t("tokens.count", { count: num(row.longest) })),
         h("span", { class: "cell flags" }, flags(row)), h("span", { class: "cell task" }, inert(row.task_key))));

@@ -82,7 +82,7 @@ function makeView(where, query) {
     const text = found.texts ? found.texts[local] : `${found.ids[local]} `;
     const plain = text === "" ? "·" : text;
     const breaks = /\n$/.test(plain);
-    return h("span", { class: "token", role: "option", id: `token-${i}`, "data-i": i, "aria-selected": "false", onmouseenter: () => describe(i), onclick: () => { select(i); remember(); } },
+    return h("span", { class: "token", role: "option", id: `token-${i}`, "data-i": i, "aria-selected": "false", "aria-label": plain.trim() ? null : t(/\n/.test(plain) ? "token.newline" : "token.space"), onmouseenter: () => describe(i), onclick: () => { select(i); remember(); } },
       /^\n+$/.test(plain) ? h("span", { class: "newline" }, "↵") : inert(breaks ? plain.replace(/\n+$/, "") : plain), breaks ? "\n" : null);
   }
 

@@ -1,5 +1,5 @@
 // A group at a glance: one bar a sibling, its height the reward, its colour the side of the mean it is on.
-import { h, num } from "../dom.js";
+import { h } from "../dom.js";
 import { t } from "../i18n.js";
 
 export function strip(rewards, advantages, { low = 0, high = 1, height = 22, width = 8 } = {}) {
@@ -23,8 +23,4 @@ export function stateWord(state) {
 
 export function stateMark(state) {
   return h("span", { class: `state ${state}` }, stateWord(state));
-}
-
-export function stripWords(row) {
-  return t("strip.words", { size: row.size, mean: num(row.mean, 3), state: stateWord(row.state) });
 }

@@ -1,0 +1,336 @@
+"""The pages in a real browser: no console error, keys, deep links, live update, inert text, access, golden figures.
+
+Skipped with a message where chromium, its driver or selenium is absent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from conftest import TOKEN
+from synthetic import make_run, write_step
+
+from gropius.objective.presets import resolve
+from gropius.viewer.library import Library
+from gropius.viewer.server import application
+
+webdriver = pytest.importorskip("selenium.webdriver", reason="no browser tests: selenium is not installed")
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.common.keys import Keys  # noqa: E402
+
+GOLDEN = json.loads((Path(__file__).parent / "golden.json").read_text(encoding="utf-8"))
+ROOT = Path(__file__).parents[2]
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+DRIVER = shutil.which("chromedriver")
+AXE = Path(os.environ.get("GROPIUS_AXE", ROOT / ".venv" / "axe" / "node_modules" / "axe-core" / "axe.min.js"))
+if not CHROMIUM or not DRIVER:
+    pytest.skip("no browser tests: chromium and chromedriver are not installed", allow_module_level=True)
+
+GROUP = "/runs/synthetic/steps/4/groups/000004-0001"
+PAGES = {
+    "runs": ("/", "h1"),
+    "run": ("/runs/synthetic", ".chart .main-svg"),
+    "groups": ("/runs/synthetic/groups?step=4", "a.group-row"),
+    "every group": ("/runs/synthetic/groups", "a.group-row"),
+    "group": (GROUP, ".siblings .sibling"),
+    "response": (f"{GROUP}/responses/7", ".token"),
+    "compare": ("/compare?runs=synthetic,other", ".chart .main-svg"),
+    "bench group": ("/bench/group", ".replay tbody tr:nth-child(5)"),
+    "bench weights": ("/bench/weights", ".shares .share"),
+    "bench ratio": ("/bench/ratio", "#worked-objective"),
+    "bench kl": ("/bench/kl", ".stage table"),
+    "bench budget": ("/bench/budget", ".stage table"),
+}
+
+
+class Site:
+    """A served library and a browser that looks at it."""
+
+    def __init__(self, browser: Any, port: int) -> None:
+        self.browser, self.base = browser, f"http://127.0.0.1:{port}"
+
+    def open(self, path: str, wait_for: str = "h1") -> None:
+        self.browser.get(self.base + path)
+        self.find(wait_for)
+
+    def find(self, selector: str) -> Any:
+        return self.until(lambda: self.browser.find_elements(By.CSS_SELECTOR, selector) or None, selector)[0]
+
+    def all(self, selector: str) -> list[Any]:
+        return list(self.browser.find_elements(By.CSS_SELECTOR, selector))
+
+    def until(self, holds: Callable[[], Any], what: str = "") -> Any:
+        for _ in range(400):
+            if found := holds():
+                return found
+            time.sleep(0.025)
+        raise AssertionError(f"not seen: {what}; the page says {self.text()[:500]!r}; {self.complaints()}")
+
+    def text(self) -> str:
+        return str(self.browser.find_element(By.TAG_NAME, "body").text)
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        return self.browser.execute_script(script, *arguments)
+
+    def press(self, *keys: str) -> None:
+        webdriver.ActionChains(self.browser).send_keys(*keys).perform()
+
+    def words(self, selector: str) -> str:
+        """The text of an element that may be replaced at any moment; empty when it is not there."""
+        return str(self.run("return document.querySelector(arguments[0])?.innerText ?? ''", selector))
+
+    def path(self) -> str:
+        return str(self.run("return location.pathname + location.search"))
+
+    def complaints(self) -> list[str]:
+        return [entry["message"] for entry in self.browser.get_log("browser")]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, run_folder: Path) -> Path:
+    folder = tmp_path_factory.mktemp("library")
+    shutil.copytree(run_folder, folder / "synthetic")
+    make_run(folder / "other", steps=3, objective=resolve("dr_grpo")).close()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def site(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    server = uvicorn.Server(uvicorn.Config(application(Library([runs]), TOKEN, port), log_level="error"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for argument in (
+        "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+        "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage",
+        f"--user-data-dir={tmp_path_factory.mktemp('browser')}", "--window-size=1280,900", "--lang=en",
+    ):  # fmt: skip
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    try:
+        site = Site(browser, port)
+        site.open(f"/?token={TOKEN}")
+        site.run("localStorage.setItem('language', 'en'); localStorage.setItem('theme', 'light')")
+        yield site
+    finally:
+        browser.quit()
+        server.should_exit = True
+        thread.join(timeout=10)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_opens_without_a_complaint_and_is_accessible(site: Site, name: str) -> None:
+    path, seen = PAGES[name]
+    site.complaints()
+    site.open(path, seen)
+    assert site.path().split("?")[0] == path.split("?")[0] and "token" not in site.path()
+    assert site.all("h1") and not site.all(".problem")
+    wide = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert site.run(wide) <= 0
+    for theme in ("light", "dark"):
+        site.run("document.documentElement.dataset.theme = arguments[0]", theme)
+        check_accessible(site, f"{name}, {theme}")
+    assert site.complaints() == []
+
+
+def check_accessible(site: Site, where: str) -> None:
+    if not AXE.is_file():
+        return
+    site.run(AXE.read_text(encoding="utf-8"))
+    found = site.browser.execute_async_script(
+        "const done = arguments[0]; axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa']})"
+        ".then(r => done(r.violations.map(v => v.id + ': ' + v.nodes.slice(0, 3).map(n => n.html).join(' | '))))"
+    )
+    assert found == [], where
+
+
+def test_axe_is_there_or_said_to_be_absent() -> None:
+    if not AXE.is_file():
+        pytest.skip(f"no accessibility check: {AXE.name} is not installed (npm install axe-core, or GROPIUS_AXE=FILE)")
+
+
+@pytest.mark.parametrize("width", [400, 640])
+def test_narrow_windows_and_double_zoom_need_no_sideways_scrolling(site: Site, width: int) -> None:
+    site.browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    )
+    try:
+        for name, (path, seen) in PAGES.items():
+            site.open(path, seen)
+            sideways = site.run("return document.documentElement.scrollWidth - document.documentElement.clientWidth")
+            assert sideways <= 0, name
+    finally:
+        site.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_hostile_text_is_shown_and_does_nothing(site: Site) -> None:
+    for step in range(1, 5):
+        group = f"/runs/synthetic/steps/{step}/groups/{step:06d}-0001"
+        for path, seen in ((group, ".sibling"), (f"{group}/responses/7", ".token")):
+            site.complaints()
+            site.open(path, seen)
+            assert site.run("return window.pwned") is None
+            assert site.run("return document.querySelectorAll('main script, main iframe, main img').length") == 0
+            hrefs = site.run("return [...document.querySelectorAll('a[href]')].map(a => a.getAttribute('href'))")
+            assert all(href.startswith(("/", "#")) for href in hrefs)
+            raw = site.run(
+                r"return /[\u0000-\u0008\u000b-\u001f\u202a-\u202e\u2066-\u2069]/.test(document.body.textContent)"
+            )
+            assert raw is False
+            assert site.complaints() == []
+    site.open("/runs/synthetic/steps/4/groups/000004-0001", ".sibling")
+    assert "<script>window.pwned = 1</script>" in site.text()
+    site.open("/runs/synthetic/steps/2/groups/000002-0001", ".sibling")
+    assert "U+202E" in site.text() and "U+001B" in site.text()
+
+
+def test_a_row_a_sibling_and_a_token_are_reached_by_keys_alone(site: Site) -> None:
+    site.open("/runs/synthetic/groups?step=4", "a.group-row")
+    site.press("j")
+    site.press("j")
+    assert site.run("return document.activeElement.dataset.at") == "1"
+    site.press("k")
+    assert site.run("return document.activeElement.dataset.at") == "0"
+    site.press(Keys.ENTER)
+    site.until(lambda: site.path() == "/runs/synthetic/steps/4/groups/000004-0000", "the group")
+    site.find(".sibling")
+    site.press("]")
+    site.until(lambda: site.path().endswith("000004-0001"), "the next group")
+    site.until(lambda: "000004-0001" in site.words("h1"), "its heading")
+    site.find(".sibling a.open").send_keys(Keys.ENTER)
+    site.until(lambda: "/responses/0" in site.path(), "the response")
+    site.find(".tokens").send_keys(Keys.ARROW_RIGHT)
+    site.press(Keys.ARROW_RIGHT)
+    site.until(lambda: "token=1" in site.path(), "the second token in the address")
+    assert "token 1" in site.words(".token-facts")
+    site.press("]")
+    site.until(lambda: "/responses/1" in site.path(), "the next sibling")
+    site.find(".token")
+    site.press("u")
+    site.until(lambda: site.path().endswith("000004-0001"), "one level up")
+    site.press("?")
+    assert site.run("return document.getElementById('help').open") is True
+    site.press(Keys.ESCAPE)
+
+
+def test_a_deep_link_opens_the_token_with_its_arithmetic(site: Site) -> None:
+    site.open(f"{GROUP}/responses/0?token=3&shade=ratio", ".token.at")
+    assert site.find(".token.at").get_attribute("data-i") == "3"
+    assert site.run("return document.querySelector('.response select').value") == "ratio"
+    site.until(lambda: "Gradient in log π" in site.text(), "the arithmetic")
+    site.until(lambda: "add up to the logged loss" in site.text(), "the balance")
+    site.browser.back()
+    site.open(f"{GROUP}?diff=1,7", ".diff del, .diff ins")
+    assert [site.run("return document.querySelectorAll('.compare select')[arguments[0]].value", i) for i in (0, 1)] == [
+        "1",
+        "7",
+    ]
+
+
+def test_queues_filter_and_text_search_narrow_the_list(site: Site) -> None:
+    site.open("/runs/synthetic/groups?step=3", "a.group-row")
+    assert len(site.all("a.group-row")) == 8
+    next(b for b in site.all("button.queue") if b.text.startswith("Suspected")).click()
+    site.until(lambda: len(site.all("a.group-row")) == 1, "one suspected group")
+    assert "queue=suspected" in site.path()
+    site.open("/runs/synthetic/groups?step=3", "a.group-row")
+    site.press("/")
+    site.press("think step", Keys.ENTER)
+    site.until(lambda: len(site.all("a.group-row")) == 1, "one group with the text")
+
+
+def test_a_run_being_written_is_followed(site: Site, runs: Path) -> None:
+    objective = resolve("grpo")
+    writer = make_run(runs / "live", steps=2)
+    try:
+        site.open("/runs/live", ".status .live")
+        assert "2 of 2 steps" in site.words(".status")
+        write_step(writer, objective, 3, (3, 8, 8))
+        site.until(lambda: "3 of 2 steps" in site.words(".status"), "the third step")
+    finally:
+        writer.close()
+    site.until(lambda: "finished" in site.words(".status"), "the end")
+
+
+def test_language_and_theme_change_and_are_kept(site: Site) -> None:
+    site.open("/bench/group", ".replay")
+    next(b for b in site.all("button.tool") if b.text == "中文").click()
+    site.until(lambda: "一个组，一步一步" in site.text(), "Chinese")
+    assert site.run("return document.documentElement.lang") == "zh-Hans"
+    site.open("/bench/kl", ".stage table")
+    assert "同一个 KL 的三个估计量" in site.text()
+    next(b for b in site.all("button.tool") if b.text == "English").click()
+    site.until(lambda: "Three estimators" in site.text(), "English")
+    before = site.run("return document.documentElement.dataset.theme")
+    site.find("button[aria-label='Light or dark']").click()
+    after = site.run("return document.documentElement.dataset.theme")
+    site.open("/bench/kl")
+    assert before != after == site.run("return document.documentElement.dataset.theme")
+    site.find("button[aria-label='Light or dark']").click()
+
+
+@pytest.mark.parametrize("case", GOLDEN["group"], ids=lambda case: case["name"])
+def test_the_page_shows_the_golden_numbers(site: Site, case: dict[str, Any]) -> None:
+    query = "&".join(
+        [f"rewards={','.join(map(str, case['body']['rewards']))}", f"preset={case['body'].get('preset', 'grpo')}"]
+        + [f"{key}={value}" for key, value in case["body"].get("overrides", {}).items()]
+    )
+    site.open(f"/bench/group?{query}", ".replay .strong td")
+    for row, key in ((3, "centred"), (5, "advantages")):
+        shown = [cell.text for cell in site.all(f".replay tbody tr:nth-child({row}) td")]
+        values = [float(text.replace("−", "-").replace("+", "")) for text in shown]
+        assert values == pytest.approx(case[key], rel=5e-4, abs=1e-12)
+
+
+def test_the_worked_batch_on_the_page_is_the_lesson_s(site: Site) -> None:
+    site.open("/bench/ratio", "#worked-objective")
+    assert site.words("#worked-task") == "0.0125"
+    assert float(site.words("#worked-objective")) == pytest.approx(0.010086, abs=1e-6)
+    cell = next(td.text for td in site.all(".worked td") if "0.1375" in td.text)
+    assert "+0.1313" in cell
+
+
+def test_one_reward_changed_moves_every_advantage_and_steps_go_back_and_forward(site: Site) -> None:
+    site.open("/bench/group", ".replay .strong td")
+    site.all("button.switch")[1].click()
+    site.until(lambda: site.all(".replay .strong td")[0].text == "+1.732", "1.732")
+    assert [cell.text for cell in site.all(".replay .strong td")][1:] == ["−0.5774"] * 3
+    site.find("#back").click()
+    site.until(lambda: len(site.all(".replay tbody tr")) == 4, "four rows")
+    site.find("#forward").click()
+    site.until(lambda: len(site.all(".replay tbody tr")) == 5, "five rows")
+    next(box for box in site.all(".tick input")).click()
+    site.until(lambda: len(site.all(".replay tbody tr")) == 1, "only the rewards")
+    site.find("#forward").click()
+    site.find("#guess").send_keys("0.5", Keys.ENTER)
+    site.until(lambda: "You said 0.5; it is 0.25." in site.text(), "the answer to a guess")
+
+
+def test_a_report_opens_from_a_file_without_a_complaint(site: Site, run_folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="pictures need gropius[view]")
+    from gropius.viewer.report import report
+    from gropius.viewer.store import RunStore
+
+    path = tmp_path / "report.html"
+    path.write_text(report(RunStore("a", run_folder), ["000004-0001", "000002-0001"]), encoding="utf-8")
+    site.complaints()
+    site.browser.get(path.as_uri())
+    assert site.words("h1") == "synthetic" and site.run("return window.pwned") is None
+    assert all(site.run("return [...document.images].map(i => i.complete && i.naturalWidth > 0)"))
+    check_accessible(site, "report")
+    assert site.complaints() == []

@@ -1,0 +1,109 @@
+"""Reports, pictures, notebooks and the console: whole without a network, and foreign text inert in all of them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from synthetic import HOSTILE
+
+from gropius.errors import GropiusError, RunFolderError
+from gropius.viewer.markup import text
+from gropius.viewer.notebook import RunView
+from gropius.viewer.report import report, write_pictures
+from gropius.viewer.store import RunStore
+
+pytest.importorskip("matplotlib", reason="pictures need gropius[view]")
+HOSTILE_GROUPS = [f"00000{step}-0001" for step in range(1, 5)]
+ALLOWED = {
+    "html", "head", "meta", "title", "style", "body", "main", "h1", "h2", "h3", "p", "div", "figure", "figcaption",
+    "img", "table", "thead", "tbody", "tr", "th", "td", "pre", "span", "strong", "code", "details", "summary", "br",
+}  # fmt: skip
+
+
+class Reader(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: set[tuple[str, str | None]] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes |= set(attrs)
+
+
+def check_inert(document: str) -> None:
+    reader = Reader()
+    reader.feed(document)
+    assert reader.tags <= ALLOWED
+    for name, value in reader.attributes:
+        assert not name.startswith("on") and name != "href"
+        assert name != "src" or (value or "").startswith("data:image/svg+xml;base64,")
+    assert not re.search("[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u2069]", document)
+
+
+def test_a_report_is_one_inert_file(run_folder: Path) -> None:
+    document = report(RunStore("a", run_folder), HOSTILE_GROUPS)
+    check_inert(document)
+    assert "default-src 'none'" in document
+    assert "http" not in re.sub(r"http-equiv|http://evil|//evil", "", document.split("<main")[1])
+    for hostile in HOSTILE:
+        assert text(hostile) in document
+    assert "loss = Σ_t" in document and "dead_groups" in document
+
+
+def test_a_report_chooses_groups_of_every_state(run_folder: Path) -> None:
+    document = report(RunStore("a", run_folder))
+    assert "000003-0003" in document and "000012-" in document
+
+
+def test_a_group_that_is_not_there_is_named(run_folder: Path) -> None:
+    with pytest.raises(RunFolderError, match="no group 000099-0000"):
+        report(RunStore("a", run_folder), ["000099-0000"])
+
+
+def test_pictures_are_png_files(run_folder: Path, tmp_path: Path) -> None:
+    paths = write_pictures(RunStore("a", run_folder), tmp_path / "png")
+    assert len(paths) >= 8
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+
+
+def test_a_report_is_the_same_twice(run_folder: Path) -> None:
+    assert report(RunStore("a", run_folder)) == report(RunStore("a", run_folder))
+
+
+def test_notebooks_show_runs_groups_and_objectives(run_folder: Path) -> None:
+    view = RunView(run_folder)
+    for document in (view._repr_html_(), view.group("000003-0001")._repr_html_(), view.objective._repr_html_()):
+        check_inert(document)
+        assert document.startswith("<style>")
+
+
+def run_verb(*words: str) -> subprocess.CompletedProcess[str]:
+    code = "import sys; from gropius.cli.main import main; main(sys.argv[1:])"
+    return subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+
+
+def test_the_console_obeys_nothing_that_a_model_wrote(run_folder: Path) -> None:
+    for group in HOSTILE_GROUPS:
+        found = run_verb("show", str(run_folder), "--group", group)
+        assert found.returncode == 0, found.stderr
+        assert not re.search("[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u2069]", found.stdout)
+    assert "no number in the answer" in found.stdout and "advantage" in found.stdout
+
+
+def test_the_console_names_what_is_not_there(run_folder: Path, tmp_path: Path) -> None:
+    run, none = str(run_folder), str(tmp_path / "none")
+    for words in ("show", run, "--group", "x"), ("show", run, "--step", "77"), ("report", none), ("view", none):
+        found = run_verb(*words)
+        assert found.returncode == 2 and found.stderr.startswith("gropius: ") and "Traceback" not in found.stderr
+
+
+def test_a_folder_that_cannot_be_written_is_said(run_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(GropiusError, match="cannot be written"):
+        write_pictures(RunStore("a", run_folder), tmp_path / "file")
