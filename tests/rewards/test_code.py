@@ -103,17 +103,17 @@ def test_missing_isolation_is_void_and_never_zero(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_shapes_of_tests_are_recognised() -> None:
-    assert code_reward.tests_of(Task("t", "q", None, MBPP)) == FunctionTests("f", tuple(MBPP["test_list"]))
+    assert code_reward.read_tests(Task("t", "q", None, MBPP)) == FunctionTests("f", tuple(MBPP["test_list"]))
     human = {"entry_point": "g", "test": "def check(candidate):\n    assert candidate(1) == 1", "prompt": "def g(x):\n"}
-    assert code_reward.tests_of(Task("t", "q", None, human)).entry == "g"
-    assert code_reward.tests_of(Task("t", "q", json.dumps(MBPP), {})).entry == "f"
-    assert code_reward.tests_of(Task("t", "q", None, {"cases": [{"input": "1", "output": "2"}]})) == InputTests(
+    assert code_reward.read_tests(Task("t", "q", None, human)).entry == "g"
+    assert code_reward.read_tests(Task("t", "q", json.dumps(MBPP), {})).entry == "f"
+    assert code_reward.read_tests(Task("t", "q", None, {"cases": [{"input": "1", "output": "2"}]})) == InputTests(
         (("1", "2"),)
     )
     with pytest.raises(ValueError, match="no tests"):
-        code_reward.tests_of(Task("t", "q", "42", {}))
+        code_reward.read_tests(Task("t", "q", "42", {}))
     with pytest.raises(ValueError, match="inputs"):
-        code_reward.tests_of(Task("t", "q", None, {"inputs": ["1"], "outputs": ["1", "2"]}))
+        code_reward.read_tests(Task("t", "q", None, {"inputs": ["1"], "outputs": ["1", "2"]}))
 
 
 def test_a_continuation_gets_its_prompt_and_a_whole_program_the_imports_before_it() -> None:
@@ -130,7 +130,7 @@ def humaneval() -> list[tuple[str, str, FunctionTests]]:
         (
             row["task_id"],
             with_prompt(row["canonical_solution"], row["prompt"], row["entry_point"]),
-            code_reward.tests_of(Task("t", "q", None, row)),
+            code_reward.read_tests(Task("t", "q", None, row)),
         )
         for row in rows
     ]
@@ -143,7 +143,7 @@ def mbpp() -> list[tuple[int, str, FunctionTests]]:
         (
             row["task_id"],
             row["code"],
-            code_reward.tests_of(Task("t", "q", None, {k: row[k] for k in ("test_list", "test_setup_code")})),
+            code_reward.read_tests(Task("t", "q", None, {k: row[k] for k in ("test_list", "test_setup_code")})),
         )
         for row in rows
         if row["task_id"] not in UNUSABLE_MBPP
@@ -187,4 +187,4 @@ def test_every_reference_solution_scores_and_every_wrong_constant_does_not() -> 
 def test_the_reward_scores_a_reply_with_a_data_set_row_as_it_is() -> None:
     row = json.loads((DATA / "mbpp" / "mbpp.jsonl").open(encoding="utf-8").readline())
     assert code()(episode(fenced(row["code"] + "\n"), row)).value == 1.0
-    assert grade(open_sandbox(), row["code"], code_reward.tests_of(Task("t", "q", None, row))).status == "passed"
+    assert grade(open_sandbox(), row["code"], code_reward.read_tests(Task("t", "q", None, row))).status == "passed"

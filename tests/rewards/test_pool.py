@@ -123,7 +123,7 @@ def test_a_hang_is_cut_off_at_the_deadline_and_leaves_no_process(pool, tmp_path:
     scorer = pool("hangs_on_x", deadline_s=1.0)  # F13: the function would sleep for 600 s
     began = time.monotonic()
     assert values(score(scorer, "a", "x", "b")) == [1.0, None, 1.0]
-    assert time.monotonic() - began < 300
+    assert time.monotonic() - began < 60
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text()}").exists()
     assert (scorer.counts.timeouts, scorer.counts.started) == (1, 2)
 

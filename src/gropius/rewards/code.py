@@ -58,7 +58,7 @@ def code(
 
     def reward(episode: Episode) -> Outcome:
         try:
-            tests = tests_of(episode.task)
+            tests = read_tests(episode.task)
         except ValueError as problem:
             return void(f"task {episode.task.key}: {problem}")
         try:
@@ -132,7 +132,7 @@ def with_prompt(program: str, prompt: str, entry: str) -> str:
     return program
 
 
-def tests_of(task: Task) -> FunctionTests | InputTests:
+def read_tests(task: Task) -> FunctionTests | InputTests:
     """The tests of a task. Raises ValueError when there are none, saying what was looked for."""
     found: Mapping[str, Any] = task.metadata
     if not _has_tests(found) and task.answer:

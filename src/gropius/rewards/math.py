@@ -27,7 +27,7 @@ def verify(reply: str, gold: str, simplified: bool = True) -> Outcome:
 
     >>> verify("So she has \\\\boxed{1,000} eggs.", "1000").value
     1.0
-    >>> verify("It could be 41 or 42.", "42").reason
+    >>> verify("The answer is 41 or 42.", "42").reason
     'several answers'
     """
     try:

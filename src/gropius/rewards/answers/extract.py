@@ -35,7 +35,7 @@ _ANSWER_OPEN = re.compile(r"<answer>", re.I)
 _ANSWER_CLOSE = re.compile(r"</answer>", re.I)
 _HASHES = re.compile(r"^[ \t]*####[ \t]*([^\n]*)$", re.M)
 _PHRASE = re.compile(
-    r"\b(?:(?:final|correct|right|overall|total)\s+)?(?:answers?|solutions?|result)\b\*{0,2}"
+    r"\b(?:(?:final|correct|right|overall|total)\s+)?(?:answers?|solutions?|result|option|choice)\b\*{0,2}"
     r"(?:\s+(?:to|of|for)\s+(?:the|this|that)\s+(?:problem|question|exercise|task))?"
     r"(?:\s*(?:\*\*)?\s*[:=]\s*(?:\*\*)?|\s+(?:is|are|must\s+be|should\s+be|will\s+be|would\s+be|equals|comes\s+to)\b\s*:?)"
     r"[ \t]*(?:\n[ \t]*(?=[\\$\d(\[*-]))?",
@@ -43,7 +43,7 @@ _PHRASE = re.compile(
 )
 _FILLER = (
     r"(?:be|equal|to|the|an?|answer|exactly|simply|just|certainly|definitely|really|actually|value|that|it|is|correct"
-    r"|of)"
+    r"|of|think|thought|believe|suppose|say|know|sure|seem|seems)"
 )
 _TAIL = r"[\s:=$*(\\\[{¤]*$"
 _NEGATED_BEFORE = re.compile(
@@ -66,6 +66,12 @@ _NEGATED_AFTER = re.compile(
     re.I,
 )
 _CANNOT_AFTER = re.compile(r"^[\s)$*}\]]*(?:cannot|can't|isn't|is\s+not|are\s+not|doesn't|does\s+not)\b", re.I)
+_COMPARED_BEFORE = re.compile(
+    rf"\b(?:(?:more|less|fewer|greater|larger|smaller|other|higher|lower)\s+than|at\s+least|at\s+most|up\s+to|nearly|almost"
+    rf"|over|under|above|below|between|from)(?:\s+{_FILLER})*{_TAIL}",
+    re.I,
+)
+_WITHDRAWN = re.compile(r"(?:^|[.!?\n])[\s*]*(?:wait|oops|correction|on second thought|actually|no)\b[,:.!]?\s", re.I)
 _CORRECTION = re.compile(
     r"\b(?:wait|actually|correction|recheck|re-check|mistake|let me check|on second thought|oops)\b", re.I
 )
@@ -74,6 +80,11 @@ _CLAUSE = re.compile(
 )
 _NUMERAL = re.compile(
     r"(?<![\w.,/^\\{-])(?:[-−]\s?)?[$€£]?\s?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:\s?/\s?\d+)?(?:\s?\\?%)?(?![\w/^}])"
+)
+_CHANGES_A_NUMBER = re.compile(
+    r"\b(?:not|no|never|or|and|but|except|than|least|most|nearly|almost|about|between|over|under|above|below|plus|minus"
+    r"|times|hundred|thousand|million|billion|dozen|half|percent|squared|of|anything|everything|any|all)\b|n't",
+    re.I,
 )
 
 
@@ -118,6 +129,8 @@ def extract_final(reply: str) -> Final:
         _refuse_unsure(text, candidate)
     _refuse_rivals(text, candidates)
     last = candidates[-1]
+    if _WITHDRAWN.search(text[last.end : last.end + 2000]):
+        raise AnswerError(SEVERAL)
     if not last.text.strip(" .$*"):
         raise AnswerError(NO_FINAL)
     return Final(last.text.strip(), last.source)
@@ -291,15 +304,7 @@ def tidy(text: str) -> str:
         return cut
     numbers = list(_NUMERAL.finditer(cut))
     words = re.sub(_NUMERAL, " ", cut)
-    if (
-        len(numbers) == 1
-        and re.fullmatch(r"[A-Za-z'’,.:\- $*]*", words)
-        and not re.search(
-            r"\b(?:not|no|never|or|and|than|plus|minus|times|over|hundred|thousand|million|billion|dozen|half|percent|squared|of)\b|n't",
-            words,
-            re.I,
-        )
-    ):
+    if len(numbers) == 1 and re.fullmatch(r"[A-Za-z'’,.:\- $*]*", words) and not _CHANGES_A_NUMBER.search(words):
         return numbers[0].group().strip()
     return text
 
@@ -308,6 +313,8 @@ def _refuse_unsure(text: str, candidate: _Candidate) -> None:
     inside = re.match(r"[\s:*]*", candidate.text)
     lead = text[max(0, candidate.start - 120) : candidate.start]
     lead = re.split(r"(?<=[.!?])\s|\n", lead)[-1]
+    if candidate.source == "bare" and _COMPARED_BEFORE.search(lead):
+        raise AnswerError(HEDGED)
     if candidate.source in ("boxed", "bare", "hashes"):
         if _NEGATED_BEFORE.search(lead):
             raise AnswerError(NEGATED)

@@ -29,6 +29,8 @@ _DROPPED = re.compile(
     r"\\(?:left|right|big|Big|bigg|Bigg|bigl|bigr|Bigl|Bigr|displaystyle|textstyle|limits|quad|qquad|rm|bf|strut"
     r"|phantom\s*\{[^{}]*\})(?![A-Za-z])"
 )
+_UNIT_WORDS = {"m": "meters", "g": "grams", "s": "seconds", "h": "hours", "L": "liters"}
+_UNIT_LETTER = re.compile(r"(?<=[\d} ])\\(?:text|mathrm|mbox|textrm)\s*\{\s*([mgshL])\s*\}")
 
 
 def plain(text: str) -> str:
@@ -48,6 +50,7 @@ def plain(text: str) -> str:
     text = _DROPPED.sub(" ", text)
     text = re.sub(r"\\[dtc]frac(?![A-Za-z])", r"\\frac", text)
     text = re.sub(r"\\([%&#_])", r"\1", text)
+    text = _UNIT_LETTER.sub(lambda m: f" {_UNIT_WORDS[m.group(1)]} ", text)
     for _ in range(3):
         text = re.sub(_FORMAT_WORDS + r"\s*\{([^{}]*)\}", r" \1 ", text)
     text = _GROUP_OF_DIGITS.sub(lambda m: re.sub(r"\s", ",", m.group(1)), text)
@@ -90,4 +93,4 @@ def _dollars(text: str) -> str:
     text = text.replace("$$", "$")
     if text.count("$") % 2 == 0:
         return text.replace("$", " ")
-    return re.sub(r"\$", CURRENCY, text)
+    return re.sub(r"\$", CURRENCY, re.sub(r"\$(?!\s*-?\.?\d)", " ", text))
