@@ -92,6 +92,15 @@ def test_scripts_are_judged_by_standard_input_and_output() -> None:
     assert reward(episode(fenced("print(3)\n"), task)).reason == "wrong"
 
 
+@isolated
+def test_a_program_whose_results_differ_is_flaky() -> None:
+    program = "import time\ndef f(x):\n    return x + (1 if time.time_ns() % 2000 < 1000 else 2)\n"
+    many = {"test_list": ["assert f(1) == 2"]}
+    reasons = {code(wall_s=2.0, repeats=12)(episode(fenced(program), many)).reason for _ in range(2)}
+    assert code_reward.FLAKY in reasons
+    assert code(wall_s=2.0, repeats=3)(episode(fenced(GOOD), MBPP)).value == 1.0
+
+
 def test_missing_isolation_is_void_and_never_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> Sandbox:
         raise SandboxUnavailable("nothing here isolates")

@@ -28,6 +28,7 @@ SEVERAL_BLOCKS = "several code blocks"
 ONLY_THINKING = "no code outside the thinking"
 OTHER_LANGUAGE = "code in another language"
 UNCLOSED = "the code block is not closed"
+FLAKY = "flaky"
 
 _FENCE = re.compile(r"^[ \t]{0,3}(`{3,}|~{3,})[ \t]*([^\n`]*)$", re.M)
 _PYTHON = {"", "python", "py", "python3", "py3", "code", "text", "plaintext"}
@@ -46,13 +47,15 @@ def code(
     wall_s: float = 10.0,
     memory_mb: int = 512,
     partial: bool = False,
+    repeats: int = 1,
     slots: int = 0,
 ) -> Callable[[Episode], Outcome]:
     """A reward: 1 when the reply's program passes every test of the task, else rejected with the reason.
 
     minimum: the weakest isolation that may be used ("bubblewrap", "landlock", or "none", which is unsafe). Where it is
     missing the outcome is void, never 0. wall_s: time limit of one program. memory_mb: of each of its processes.
-    partial: the share of tests passed instead of all or nothing. slots: programs at once; 0 is twice the processors.
+    partial: the share of tests passed instead of all or nothing. repeats: run the program so often; when the results
+    differ it is rejected as flaky (clock, random numbers). slots: programs at once; 0 is twice the processors.
     """
     limits = Limits(wall_s=wall_s, memory_bytes=memory_mb << 20)
 
@@ -72,7 +75,11 @@ def code(
         prompt = episode.task.metadata.get("prompt")
         if isinstance(tests, FunctionTests) and isinstance(prompt, str):
             program = with_prompt(program, prompt, tests.entry)
-        return outcome_of(grade(sandbox, program, tests, stop_at_first=not partial), partial)
+        results = [grade(sandbox, program, tests, stop_at_first=not partial) for _ in range(max(1, repeats))]
+        unavailable = next((result for result in results if result.status == "unavailable"), None)
+        if unavailable is None and len({(result.status, result.passed) for result in results}) > 1:
+            return rejected(FLAKY)
+        return outcome_of(unavailable or results[0], partial)
 
     return reward
 
