@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gropius.audit import DIALECTS, audit, audit_file, recipe
 from gropius.audit.against import difference, fixture, gradients
 from gropius.audit.dialect import Parsed
 from gropius.audit.report import nearest_preset
-from gropius.errors import SafetyRefusal, UsageError
+from gropius.errors import GropiusError, SafetyRefusal, UsageError
 from gropius.objective.explain import explain
 from gropius.objective.presets import resolve
 from gropius.recipe.load import from_mapping
@@ -128,6 +130,15 @@ def test_a_yaml_file_cannot_build_objects(tmp_path):
         audit_file(path, "trl")
 
 
+def test_yaml_references_that_nest_without_end_are_refused(tmp_path):
+    for text in ("a: &a\n  b: *a\n", "\n".join(
+        [f"a0: &a0 {{{', '.join(f'k{i}: 1' for i in range(9))}}}"]
+        + [f"a{n}: &a{n} {{{', '.join(f'k{i}: *a{n - 1}' for i in range(9))}}}" for n in range(1, 9)]
+    )):  # fmt: skip
+        with pytest.raises(UsageError, match="no configuration"):
+            audit_file(written(tmp_path, "bomb.yaml", text), "verl")
+
+
 def test_shell_variables_that_the_script_assigns_are_put_in_and_others_are_unread():
     read = verl("high=0.28\npython -m x algorithm.adv_estimator=grpo actor_rollout_ref.actor.clip_ratio_high=${high} "
                 "data.train_batch_size=$((4 * 8)) ++actor_rollout_ref.rollout.n=$N")  # fmt: skip
@@ -229,6 +240,48 @@ def test_a_critic_has_no_equivalent_and_no_recipe_is_made_up():
     assert read.objective is None and "critic" in read.formula and read.as_dict()["recipe"] is None
 
 
+# --- junk
+
+JUNK = st.one_of(
+    st.none(), st.booleans(), st.integers(-3, 5000), st.floats(-10, 1e6), st.floats(allow_nan=True),
+    st.text(max_size=6),
+    st.lists(st.floats(0, 2), max_size=3),
+    st.sampled_from(["0.5_2.0", "token", "sequence", "1e-6", "seq_mean_k1", "-1_x"]),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_any_values_are_read_or_refused_in_words(name, data):
+    dialect = DIALECTS[name]
+    keys = data.draw(st.lists(st.sampled_from(sorted(dialect.options)), max_size=6, unique=True))
+    given_values = {
+        key: data.draw(
+            st.one_of(st.sampled_from(dialect.options[key].choices), JUNK) if dialect.options[key].choices else JUNK
+        )
+        for key in keys
+    }
+    try:
+        read = audit(Parsed(given_values), dialect)
+    except GropiusError as error:
+        assert str(error)
+        return
+    json.dumps(read.as_dict(), allow_nan=False)
+    if read.objective is not None:
+        tomllib.loads(recipe(read))
+
+
+@settings(max_examples=150, deadline=None)
+@given(text=st.text(max_size=200), suffix=st.sampled_from([".py", ".yaml", ".json", ".sh", ".txt", ""]))
+@pytest.mark.parametrize("name", DIALECTS)
+def test_any_text_is_read_or_refused_in_words(name, text, suffix):
+    try:
+        audit(DIALECTS[name].parse(text, suffix), DIALECTS[name])
+    except GropiusError as error:
+        assert str(error)
+
+
 # --- units
 
 
@@ -288,9 +341,9 @@ EVERY = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "given"), [(name, given) for name, rows in EVERY.items() for given in rows])
-def test_the_recipe_that_is_emitted_is_accepted_and_runs_the_stated_objective(name, given):
-    read = audit(Parsed(given), DIALECTS[name])
+@pytest.mark.parametrize(("name", "options"), [(name, row) for name, table in EVERY.items() for row in table])
+def test_the_recipe_that_is_emitted_is_accepted_and_runs_the_stated_objective(name, options):
+    read = audit(Parsed(options), DIALECTS[name])
     tables = tomllib.loads(recipe(read))
     written_objective = tables["objective"]
     loaded = from_mapping(tables)

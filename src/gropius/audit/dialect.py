@@ -6,6 +6,7 @@ not expect. Both are rows, so that a dialect is one file with tables and nothing
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -18,10 +19,28 @@ Kind = Literal["inexpressible", "unread", "contradiction", "no_effect", "trap", 
 
 @dataclass(frozen=True)
 class Option:
-    """One option that touches the objective or the batch. choices: what upstream accepts, where it is a list."""
+    """One option that touches the objective or the batch.
+
+    choices: what upstream accepts, where it is a list. kind: of its value; "" = that of the default, a number for None.
+    numbers: how many a list must have, 0 = any. least: the smallest number that makes sense.
+    """
 
     default: Any
     choices: tuple[Any, ...] = ()
+    kind: Literal["", "number", "text", "list"] = ""
+    numbers: int = 0
+    least: float = -math.inf
+
+    @property
+    def expects(self) -> str:
+        """number, text, list or choice."""
+        if self.choices:
+            return "choice"
+        if self.kind:
+            return self.kind
+        if isinstance(self.default, str):
+            return "text"
+        return "list" if isinstance(self.default, list) else "number"
 
 
 class Values:
@@ -52,16 +71,32 @@ class Values:
 
 def _typed(name: str, option: Option, value: Any) -> Any:
     """A number written as text becomes one ("1e-6" is text in YAML); a value outside the choices is refused."""
-    if isinstance(value, str) and not isinstance(option.default, str):
+    if isinstance(value, str) and option.expects != "text":
         value = literal(value)
-    if option.choices and value not in option.choices:
-        suggestion = did_you_mean(str(value), map(str, option.choices))
-        raise UsageError(f"{name} = {value!r} is not a choice of this framework; {suggestion}")
-    if isinstance(option.default, int | float) and not isinstance(option.default, bool) and not option.choices:
-        numeric = isinstance(value, int | float) and not isinstance(value, bool)
-        if not numeric and value is not None:
-            raise UsageError(f"{name} = {value!r} is not a number")
+    if option.expects == "choice":
+        if isinstance(value, list | dict) or value not in option.choices:
+            suggestion = did_you_mean(str(value), map(str, option.choices))
+            raise UsageError(f"{name} = {value!r} is not a choice of this framework; {suggestion}")
+        return value
+    if value is None:
+        return option.default
+    if option.expects == "number":
+        if not _is_number(value) or value < option.least:
+            least = f" of at least {option.least:g}" if option.least > -math.inf else ""
+            raise UsageError(f"{name} = {value!r} is not a number{least}")
+    elif option.expects == "list":
+        if not isinstance(value, list | tuple) or not all(_is_number(x) for x in value):
+            raise UsageError(f"{name} = {value!r} is not a list of numbers")
+        if option.numbers and len(value) != option.numbers:
+            raise UsageError(f"{name} = {value!r} must be {option.numbers} numbers")
+        return list(value)
+    elif not isinstance(value, str | int | float) or isinstance(value, bool):
+        raise UsageError(f"{name} = {value!r} is not a text")
     return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def literal(text: str) -> Any:

@@ -22,7 +22,7 @@ OPTIONS: dict[str, Option] = {
     "algo.advantage.gamma": Option(1.0),
     "algo.advantage.lambd": Option(1.0),
     IS + "enable": Option(False, (True, False)),
-    IS + "threshold": Option([0.5, 5.0]),
+    IS + "threshold": Option([0.5, 5.0], numbers=2),
     IS + "type": Option("tis", ("tis", "icepop", "seq-mask-tis")),
     KL + "init_coef": Option(0.01),
     KL + "estimator": Option("k1", ("k1", "k2", "k3")),
@@ -30,10 +30,10 @@ OPTIONS: dict[str, Option] = {
     KL + "target": Option(None),
     KL + "horizon": Option(10000),
     "algo.dynamic_filtering_enable": Option(False, (True, False)),
-    "algo.dynamic_filtering_range": Option([0.0, 1.0]),
+    "algo.dynamic_filtering_range": Option([0.0, 1.0], numbers=2),
     "actor.policy_loss_type": Option("ppo", ("ppo", "gspo")),
     "actor.eps_clip": Option(0.2),
-    "actor.eps_clip_low_high": Option(None),
+    "actor.eps_clip_low_high": Option(None, kind="list", numbers=2),
     "actor.dual_clip": Option(None),
     "actor.entropy_coef": Option(None),
     "actor.aux_loss_coef": Option(0.0),
@@ -41,24 +41,26 @@ OPTIONS: dict[str, Option] = {
     "actor.adam.eps": Option(1e-8),
     "actor.adam.weight_decay": Option(0.0),
     "actor.max_norm": Option(1.0),
+    "actor.lr_scheduler": Option("cosine_with_min_lr"),
+    "actor.min_lr_ratio": Option(0.1),
     "critic.value_clip": Option(0.5),
-    "reward.clip_range": Option([-10.0, 10.0]),
+    "reward.clip_range": Option([-10.0, 10.0], numbers=2),
     "reward.normalize_enable": Option(False, (True, False)),
     "reward.overlong_buffer_len": Option(None),
     "reward.overlong_penalty_factor": Option(1.0),
     "reward.stop_properly_penalty_coef": Option(None),
-    "rollout.n_samples_per_prompt": Option(1),
-    "rollout.batch_size": Option(1024),
-    "rollout.max_new_tokens": Option(None),
+    "rollout.n_samples_per_prompt": Option(1, least=1),
+    "rollout.batch_size": Option(1024, least=1),
+    "rollout.max_new_tokens": Option(None, least=1),
     "rollout.temperature": Option(1.0),
     "rollout.top_p": Option(1.0),
-    "train.batch_size": Option(128),
-    "train.micro_batch_size": Option(1),
-    "train.max_epochs": Option(1),
+    "train.batch_size": Option(128, least=1),
+    "train.micro_batch_size": Option(1, least=1),
+    "train.max_epochs": Option(1, least=1),
     "train.dynamic_batch_enable": Option(False, (True, False)),
-    "data.max_len": Option(2048),
-    "actor.num_nodes": Option(1),
-    "actor.num_gpus_per_node": Option(8),
+    "data.max_len": Option(2048, least=1),
+    "actor.num_nodes": Option(1, least=1),
+    "actor.num_gpus_per_node": Option(8, least=1),
 }
 # The flags of releases before 0.10, without dots.
 _OLD = {
@@ -273,11 +275,15 @@ def units(v: Values) -> Units:
 
 def run(v: Values) -> dict[str, Any]:
     """Recipe keys beyond the objective."""
+    schedules = {"cosine_with_min_lr": "cosine", "cosine": "cosine", "linear": "linear", "constant": "constant"}
+    schedule = schedules.get(str(v["actor.lr_scheduler"]), "constant")
     return {
         "rollout.max_tokens": _tokens(v), "rollout.temperature": float(v["rollout.temperature"]),
         "rollout.top_p": float(v["rollout.top_p"]), "train.learning_rate": float(v["actor.adam.lr"]),
         "train.adam_epsilon": float(v["actor.adam.eps"]), "train.weight_decay": float(v["actor.adam.weight_decay"]),
         "train.grad_clip": float(v["actor.max_norm"]), "train.beta2": 0.95,
+        "train.schedule": schedule,
+        "train.final_ratio": float(v["actor.min_lr_ratio"]) if v["actor.lr_scheduler"] == "cosine_with_min_lr" else 0.0,
     }  # fmt: skip
 
 

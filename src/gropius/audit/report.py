@@ -190,6 +190,9 @@ def recipe(read: Audit) -> str:
         "train.updates": _whole(u.updates), "train.epochs": u.epochs,
     }  # fmt: skip
     lines += ["", "[data]", 'source = "YOUR-TASKS"  # a file, a data set or the name of a task set']
+    if "reward.weights" in run:
+        weights = ", ".join(f"{w:g}" for w in run["reward.weights"])
+        lines += ["", f"# weight of each [[reward]], in the order of the reward functions: {weights}"]
     for table in ("rollout", "train"):
         lines += ["", f"[{table}]"]
         lines += [f"{k.partition('.')[2]} = {_toml(x)}" for k, x in run.items() if k.startswith(table + ".")]

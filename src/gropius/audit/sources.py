@@ -14,6 +14,7 @@ from gropius.audit.dialect import Parsed, literal
 from gropius.errors import SafetyRefusal, UsageError
 
 LARGEST_BYTES = 4_000_000
+MOST_KEYS = 20_000
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle")
 
 
@@ -64,18 +65,26 @@ def _yaml(text: str) -> Any:
         raise UsageError(f"this is not YAML: {str(error).splitlines()[0] if str(error) else error}") from error
 
 
-def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(table: Mapping[str, Any]) -> dict[str, Any]:
     """Nested tables as dotted keys; lists stay values.
+
+    Errors: UsageError for more keys than a configuration has (references in YAML can nest without end).
 
     >>> flat({"algorithm": {"kl_ctrl": {"kl_coef": 0.1}}})
     {'algorithm.kl_ctrl.kl_coef': 0.1}
     """
     out: dict[str, Any] = {}
-    for key, value in table.items():
+    pending: list[tuple[str, Any]] = list(table.items())
+    seen = 0
+    while pending:
+        key, value = pending.pop(0)
+        seen += 1
+        if seen > MOST_KEYS:
+            raise UsageError(f"the file holds more than {MOST_KEYS} options; this is no configuration")
         if isinstance(value, Mapping) and value:
-            out.update(flat(value, f"{prefix}{key}."))
+            pending += [(f"{key}.{inner}", leaf) for inner, leaf in value.items()]
         else:
-            out[f"{prefix}{key}"] = value
+            out[key] = value
     return out
 
 
@@ -168,7 +177,7 @@ def command_line(tokens: Sequence[str]) -> Parsed:
     unread: dict[str, str] = {}
     name, collected = "", list[str]()
 
-    def close() -> None:
+    def _close() -> None:
         if not name:
             return
         given.pop(name, None)
@@ -181,10 +190,10 @@ def command_line(tokens: Sequence[str]) -> Parsed:
 
     for token in tokens:
         if re.match(r"--[A-Za-z]", token):
-            close()
+            _close()
             name, _, value = token[2:].partition("=")
             collected = [value] if value else []
         elif name:
             collected.append(token)
-    close()
+    _close()
     return Parsed(given, unread)

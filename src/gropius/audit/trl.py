@@ -302,6 +302,8 @@ def run(v: Values) -> dict[str, Any]:
         "train.beta1": float(v["adam_beta1"]), "train.beta2": float(v["adam_beta2"]),
         "train.adam_epsilon": float(v["adam_epsilon"]), "train.grad_clip": float(v["max_grad_norm"] or 0),
     }  # fmt: skip
+    if v["reward_weights"]:
+        out["reward.weights"] = v["reward_weights"]
     schedule = {"linear": "linear", "constant": "constant", "cosine": "cosine"}.get(str(v["lr_scheduler_type"]))
     if schedule:
         out["train.schedule"] = schedule

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gropius.audit.dialect import Caveat, Dialect, Parsed, Rule, Units, Values, always, literal, unused
+from gropius.audit.dialect import Caveat, Dialect, Parsed, Rule, Units, Values, always, unused
 from gropius.audit.sources import flat, overrides, split_interpolations, structured, words
 from gropius.audit.verl_options import (
     ALG,
@@ -33,6 +33,7 @@ from gropius.audit.verl_options import (
     kl_reward,
     loss_mode,
     thresholds,
+    upper,
 )
 
 _SAMPLE = {
@@ -112,7 +113,7 @@ RULES: tuple[Rule, ...] = (
          "bypass mode, reinforce: A log π"),
     Rule("surrogate", "core:2330-2409", lambda v: loss_mode(v) == "reinforce" and v[CORR + "rollout_is"] == "token",
          lambda v: {"ratio.level": "token", "surrogate.kind": "capped",
-                    "surrogate.cap": float(literal(str(v[CORR + "rollout_is_threshold"])))},
+                    "surrogate.cap": upper(v)},
          "bypass mode, reinforce: A log π times the detached, truncated ratio of the policy to the sampler"),
     Rule("kl", "losses ppo_loss, core:2187-2247", lambda v: bool(v[A + "use_kl_loss"]), kl_loss,
          lambda v: f"{v[A + 'kl_loss_type']} in the loss, coefficient {v[A + 'kl_loss_coef']:g}, outside clip "

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gropius.audit.dialect import Option, Test, Values, literal
+from gropius.errors import UsageError
 
 A, R, ALG = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "algorithm."
 CORR, OVER = ALG + "rollout_correction.", "reward.reward_kwargs.overlong_buffer_cfg."
@@ -30,11 +31,11 @@ OPTIONS: dict[str, Option] = {
     ALG + "kl_ctrl.kl_coef": Option(0.001),
     ALG + "use_pf_ppo": Option(False, (True, False)),
     ALG + "filter_groups.enable": Option(False, (True, False)),
-    ALG + "filter_groups.metric": Option(None),
+    ALG + "filter_groups.metric": Option(None, kind="text"),
     ALG + "filter_groups.max_num_gen_batches": Option(0),
     CORR + "rollout_is": Option(None, (None, "token", "sequence")),
     CORR + "rollout_is_threshold": Option("2.0"),
-    CORR + "rollout_rs": Option(None),
+    CORR + "rollout_rs": Option(None, kind="text"),
     CORR + "rollout_rs_threshold": Option("null"),
     CORR + "bypass_mode": Option(False, (True, False)),
     CORR + "loss_type": Option("ppo_clip", ("ppo_clip", "reinforce")),
@@ -50,30 +51,30 @@ OPTIONS: dict[str, Option] = {
         "token-mean",
         ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"),
     ),
-    A + "loss_scale_factor": Option(None),
+    A + "loss_scale_factor": Option(None, least=1),
     A + "entropy_coeff": Option(0.0),
     A + "use_kl_loss": Option(False, (True, False)),
     A + "kl_loss_coef": Option(0.001),
     A + "kl_loss_type": Option("low_var_kl", KL_NAMES),
-    A + "ppo_epochs": Option(1),
-    A + "ppo_mini_batch_size": Option(256),
-    A + "ppo_micro_batch_size_per_gpu": Option(None),
+    A + "ppo_epochs": Option(1, least=1),
+    A + "ppo_mini_batch_size": Option(256, least=1),
+    A + "ppo_micro_batch_size_per_gpu": Option(None, least=1),
     A + "use_dynamic_bsz": Option(False, (True, False)),
     A + "optim.lr": Option(1e-6),
     A + "optim.weight_decay": Option(0.01),
-    R + "n": Option(1),
+    R + "n": Option(1, least=1),
     R + "temperature": Option(1.0),
     R + "top_p": Option(1.0),
     R + "top_k": Option(-1),
     R + "calculate_log_probs": Option(True, (True, False)),
-    "data.train_batch_size": Option(1024),
-    "data.max_response_length": Option(512),
+    "data.train_batch_size": Option(1024, least=1),
+    "data.max_response_length": Option(512, least=1),
     OVER + "enable": Option(False, (True, False)),
     OVER + "len": Option(0),
     OVER + "penalty_factor": Option(1.0),
-    "trainer.n_gpus_per_node": Option(8),
-    "trainer.nnodes": Option(1),
-    "trainer.total_training_steps": Option(None),
+    "trainer.n_gpus_per_node": Option(8, least=1),
+    "trainer.nnodes": Option(1, least=1),
+    "trainer.total_training_steps": Option(None, least=1),
 }
 RENAMED = {"reward_model.": "reward.", "reward.overlong_buffer.": OVER}
 
@@ -113,16 +114,25 @@ def kl_name(name: str) -> str:
 
 
 def thresholds(text: Any) -> tuple[float, float] | None:
-    """ "lo_hi" as two numbers; None when it is one number."""
+    """ "lo_hi" as two numbers; None when it is one number or nothing. Errors: UsageError for anything else."""
     parts = [literal(p) for p in str(text).split("_")]
-    return (float(parts[0]), float(parts[1])) if len(parts) == 2 else None
+    if any(isinstance(p, str | bool) or (p is not None and not p > 0) for p in parts) or len(parts) > 2:
+        raise UsageError(f"threshold {text!r}: write one positive number, or two as lo_hi")
+    return (float(parts[0]), float(parts[1])) if len(parts) == 2 and None not in parts else None
+
+
+def upper(v: Values) -> float:
+    """The one number of `rollout_is_threshold`; the upper one where there are two."""
+    text = v[CORR + "rollout_is_threshold"]
+    band = thresholds(text)
+    return band[1] if band else float(literal(str(text)) or 2.0)
 
 
 def is_weights(v: Values) -> Mapping[str, Any]:
     """The correction as fields of the ratio: one number truncates, lo_hi masks."""
     level = "sequence_" if v[CORR + "rollout_is"] == "sequence" else ""
     band = thresholds(v[CORR + "rollout_is_threshold"])
-    low, high = band or (0.0, float(literal(str(v[CORR + "rollout_is_threshold"]))))
+    low, high = band or (0.0, upper(v))
     kind = level + ("mask" if band else "truncate")
     return {"ratio.correction": kind, "ratio.correction_low": low, "ratio.correction_high": high}
 

@@ -82,6 +82,11 @@ def _split(
     from gropius.plan.recorded import as_recorded, from_run
     from gropius.plan.split import plan_split, schedule
 
+    if source.suffix == ".toml" or not source.exists():
+        raise UsageError(
+            f"{source}: no run folder and no file of counts. To measure a recipe's pass rates, draw one step and plan "
+            f"from its run: gropius train {source.stem} --set train.steps=1"
+        )
     known: dict[str, Any] = {}
     notes: list[str] = []
     if source.is_dir():
