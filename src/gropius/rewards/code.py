@@ -31,6 +31,11 @@ UNCLOSED = "the code block is not closed"
 FLAKY = "flaky"
 
 _FENCE = re.compile(r"^[ \t]{0,3}(`{3,}|~{3,})[ \t]*([^\n`]*)$", re.M)
+_CODE_LINE = re.compile(
+    r"(?:async\s+def|def|class|import|from|for|while|with|if)\s+\w|@\w|#|try:|print\("
+    r"|[A-Za-z_][\w, ]*\s*=[^=]|\"{3}|'{3}"
+)
+_CODE_WORD = re.compile(r"^[ \t]*(?:async\s+def|def|class|import|from)\s+\w|\bprint\(|\binput\(", re.M)
 _PYTHON = {"", "python", "py", "python3", "py3", "code", "text", "plaintext"}
 
 
@@ -110,7 +115,7 @@ def extract_code(reply: str) -> str:
     blocks = _blocks(text)
     python = [body for language, body in blocks if language in _PYTHON and body.strip()]
     if not blocks:
-        if _is_program(text):
+        if _looks_like_python(text):
             return text.strip("\n") + "\n"
         raise NoCode(NO_CODE)
     if not python:
@@ -156,7 +161,7 @@ def read_tests(task: Task) -> FunctionTests | InputTests:
         test = str(found["test"])
         entry = str(found.get("entry_point") or _called([test]))
         prompt = found.get("prompt")
-        helpers = f"{prompt}    pass\n" if isinstance(prompt, str) and _is_program(f"{prompt}    pass\n") else ""
+        helpers = f"{prompt}    pass\n" if isinstance(prompt, str) and _parses(f"{prompt}    pass\n") else ""
         return FunctionTests(entry, (test,), helpers=helpers)
     if "inputs" in found and "outputs" in found:
         given, expected = _texts(found["inputs"]), _texts(found["outputs"])
@@ -209,17 +214,22 @@ def _blocks(text: str) -> list[tuple[str, str]]:
     return out
 
 
-def _is_program(text: str) -> bool:
-    """True for text that is Python with at least one definition, import or statement of several parts (not prose)."""
-    if len(text) > 1 << 20 or not re.search(r"\b(?:def|class|import|print|return)\b|=", text):
-        return False
-    if text.count("(") > 5000 or text.count("[") > 5000 or text.count("-") > 20_000:
-        return False
+def _looks_like_python(text: str) -> bool:
+    """True for a reply that is bare Python: its first line opens like code and it defines, imports, prints or reads.
+
+    Only patterns: a model's text is not given to the compiler in this process (the sandbox does that).
+    """
+    lines = text.strip().splitlines()
+    return bool(lines and _CODE_LINE.match(lines[0]) and _CODE_WORD.search(text))
+
+
+def _parses(text: str) -> bool:
+    """True for source of the data set that compiles."""
     try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError, UnicodeError):
+        ast.parse(text)
+    except (SyntaxError, ValueError):
         return False
-    return bool(tree.body)
+    return True
 
 
 @lru_cache(maxsize=8)

@@ -32,9 +32,10 @@ class SandboxUnavailable(SafetyRefusal):
 class Limits:
     """What one program may use.
 
-    wall_s: from the moment the program starts, not from when it was queued. cpu_s: of each process; 0 is wall_s.
-    memory_bytes: address space of each process. processes: processes and threads together. file_bytes: of one file, and
-    of all files together. output_bytes: printed text. answer_bytes: all answers together. source_bytes: of the program.
+    wall_s: for all its tests together, from the moment the program starts, not from when it was queued. cpu_s: of each
+    process; 0 is wall_s. memory_bytes: address space of each process, so a program can hold up to processes times as
+    much. processes: processes and threads together. file_bytes: of one file, and of all files together. output_bytes:
+    printed text. answer_bytes: all answers together. source_bytes: of the program.
     """
 
     wall_s: float = 10.0
