@@ -65,6 +65,7 @@ def code(
     limits = Limits(wall_s=wall_s, memory_bytes=memory_mb << 20)
 
     def reward(episode: Episode) -> Outcome:
+        """One episode: its tests, its program, the sandbox."""
         try:
             tests = read_tests(episode.task)
         except ValueError as problem:

@@ -114,6 +114,7 @@ def _network(sandbox: Sandbox) -> dict[str, Any]:
         server.settimeout(0.2)
 
         def accept() -> None:
+            """Count who connects until the server is closed."""
             while server.fileno() >= 0:
                 try:
                     server.accept()

@@ -76,6 +76,7 @@ def make_encoder() -> Callable[[Any], str]:
     left = [0]
 
     def walk(x: Any, depth: int) -> str:
+        """One value and what it holds."""
         left[0] -= 1
         if depth > MAX_DEPTH or left[0] < 0:
             raise Unserialisable("too deep, cyclic or too large")
@@ -213,6 +214,7 @@ def make_remote(questions: int, send: Callable[[str], None], encode: Callable[[A
     """The function under test, as the tests see it: a call goes to the grader and its answer comes back."""
 
     def candidate(*args: Any, **kwargs: Any) -> Any:
+        """Ask the grader to call the program."""
         send(f'{{"call":{encode([list(args), kwargs])}}}')
         frame = read_frame(questions)
         if frame is None:
