@@ -71,7 +71,7 @@ def test_a_reply_without_one_program_is_rejected_for_its_own_reason(reply: str, 
 
 @isolated
 def test_the_reward_tells_right_wrong_and_missing_apart() -> None:
-    reward = code(wall_s=2.0)
+    reward = code(wall_s=10.0)
     assert reward(episode(fenced(GOOD), MBPP)).value == 1.0
     assert reward(episode(fenced("def f(x):\n    return 2\n"), MBPP)).reason == "wrong"
     assert reward(episode(fenced("def g(x):\n    return 2\n"), MBPP)).reason == "function missing"
@@ -79,14 +79,14 @@ def test_the_reward_tells_right_wrong_and_missing_apart() -> None:
     assert reward(episode(fenced("def f(x):\n    raise ValueError\n"), MBPP)).reason == "error: ValueError"
     assert reward(episode("no idea", MBPP)).reason == code_reward.NO_CODE
     assert reward(episode(fenced(GOOD), {})).status == "void"
-    partial = code(wall_s=2.0, partial=True)
+    partial = code(wall_s=10.0, partial=True)
     assert partial(episode(fenced("def f(x):\n    return 2\n"), MBPP)).value == 0.5
     assert partial(episode(fenced("def f(x):\n    return 7\n"), MBPP)).status == "rejected"
 
 
 @isolated
 def test_scripts_are_judged_by_standard_input_and_output() -> None:
-    reward = code(wall_s=2.0)
+    reward = code(wall_s=10.0)
     task = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7\n"]}
     assert reward(episode(fenced("a, b = map(int, input().split())\nprint(a + b)\n"), task)).value == 1.0
     assert reward(episode(fenced("print(3)\n"), task)).reason == "wrong"
@@ -96,9 +96,9 @@ def test_scripts_are_judged_by_standard_input_and_output() -> None:
 def test_a_program_whose_results_differ_is_flaky() -> None:
     program = "import time\ndef f(x):\n    return x + (1 if time.time_ns() % 2000 < 1000 else 2)\n"
     many = {"test_list": ["assert f(1) == 2"]}
-    reasons = {code(wall_s=2.0, repeats=12)(episode(fenced(program), many)).reason for _ in range(2)}
+    reasons = {code(wall_s=10.0, repeats=12)(episode(fenced(program), many)).reason for _ in range(2)}
     assert code_reward.FLAKY in reasons
-    assert code(wall_s=2.0, repeats=3)(episode(fenced(GOOD), MBPP)).value == 1.0
+    assert code(wall_s=10.0, repeats=3)(episode(fenced(GOOD), MBPP)).value == 1.0
 
 
 def test_missing_isolation_is_void_and_never_zero(monkeypatch: pytest.MonkeyPatch) -> None:

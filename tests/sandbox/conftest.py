@@ -10,7 +10,7 @@ import pytest
 from gropius.sandbox.base import Limits
 from gropius.sandbox.tiers import Sandbox, probe
 
-LIMITS = Limits(wall_s=2.0, memory_bytes=256 << 20, processes=8)
+LIMITS = Limits(wall_s=10.0, memory_bytes=256 << 20, processes=8)
 
 
 @pytest.fixture(params=["bubblewrap", "landlock"])
