@@ -192,6 +192,7 @@ A = "actor_rollout_ref.actor."
     [
         ("", "inexpressible", "algorithm.adv_estimator"),
         ("algorithm.adv_estimator=grpo", "trap", A + "clip_ratio_c"),
+        ("algorithm.adv_estimator=grpo", "inexpressible", "actor_rollout_ref.rollout.n"),
         (f"algorithm.adv_estimator=grpo {A}clip_ratio=0.3", "no_effect", A + "clip_ratio"),
         (f"algorithm.adv_estimator=grpo {A}kl_loss_coef=0.1", "no_effect", A + "kl_loss_coef"),
         (f"algorithm.adv_estimator=grpo {A}policy_loss.loss_mode=gspo {A}loss_agg_mode=token-mean", "no_effect",

@@ -228,7 +228,7 @@ CAVEATS: tuple[Caveat, ...] = (
     Caveat("contradiction", "trainer_base:190-199",
            lambda v: bool(v[ALG + "filter_groups.enable"]) and not v[ALG + "filter_groups.metric"],
            "filter_groups.enable needs filter_groups.metric; upstream refuses it", (ALG + "filter_groups.metric",)),
-    Caveat("trap", "core:315-317",
+    Caveat("inexpressible", "core:315-317",
            lambda v: v[R + "n"] == 1 and estimator(v).startswith(("grpo", "reinforce_plus_plus_b", "rloo", "opo")),
            "rollout.n = 1: a group of one has mean 0 and std 1, so the raw reward becomes the advantage", (R + "n",)),
     Caveat("trap", "actor.yaml clip_ratio_c", lambda v: loss_mode(v) == "vanilla" and not v.wrote(A + "clip_ratio_c"),

@@ -42,8 +42,8 @@ class BetaMixture:
     def dead(self, group: int) -> Array:
         """E[p^G + (1 − p)^G]: the share of groups whose rewards are all equal. A group of one is always dead.
 
-        >>> point_mass([0.02]).dead(8).round(3)
-        array(0.851)
+        >>> round(float(point_mass([0.02]).dead(8)), 3)
+        0.851
         """
         return self.all_solved(group) + self.all_failed(group) if group > 1 else np.ones(self.a.shape[:-1])
 

@@ -69,6 +69,7 @@ def _typed(key: str, value: Any, default: Any) -> Any:
 def scale_of(objective: Objective) -> tuple[str, str]:
     """The estimator of `signal.ESTIMATORS` that an objective's advantage is, and a note when it is only the nearest.
 
+    >>> from gropius.objective.presets import resolve
     >>> scale_of(resolve("dr_grpo"))
     ('none', '')
     """
