@@ -7,13 +7,15 @@ import copy
 import dataclasses
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from gropius.errors import DataError, RecipeError, RunFolderError
+from gropius.errors import DataError, RecipeError
 from gropius.models.chat import ChatFormat
 from gropius.models.load import LoadedModel, load_model, save_model
 from gropius.models.tiny import TinyShape
@@ -21,20 +23,25 @@ from gropius.objective.spec import Objective
 from gropius.recipe import from_dict
 from gropius.recipe.capacity import Machine, refuse_what_cannot_fit
 from gropius.recipe.resolve import Resolved
+from gropius.records import faults
 from gropius.records.reader import RunReader
 from gropius.records.writer import RunWriter
-from gropius.rewards import load_scorer
-from gropius.rewards.base import Scorer
+from gropius.rewards import InProcessScorer, MixedScorer, PoolSettings, open_scorer
 from gropius.rollout.collect import Player
 from gropius.rollout.torch_engine import TorchEngine
+from gropius.sandbox.base import TIERS
+from gropius.sandbox.tiers import open_sandbox
 from gropius.tasks import TaskSet, load_tasks
-from gropius.train import checkpoint, loop
-from gropius.train.checkpoint import weight_digest
+from gropius.train import keep, loop, memory, randomness
+from gropius.train import resume as continuing
+from gropius.train.checkpoint import Snapshot, weight_digest
 from gropius.train.evaluate import HeldOut
 from gropius.train.forward import Forward
 from gropius.train.interrupt import StopRequest
+from gropius.train.keep import Keeper
 from gropius.train.loop import Run, State
 from gropius.train.optim import Optimiser, OptimiserSettings
+from gropius.train.origin import origin
 from gropius.train.progress import Progress
 from gropius.train.sft import WarmStart, imitation, warm_start
 from gropius.train.step import Learner, LearnerSettings, UpdateReport
@@ -47,14 +54,49 @@ def tasks(resolved: Resolved) -> TaskSet:
     return load_tasks(data.source, data.options, resolved.seed, data.columns, data.held_out, resolved.base_dir)
 
 
-def scorer(resolved: Resolved, found: TaskSet) -> Scorer:
-    """The scorer of a recipe: its own parts, or the task set's."""
+def reward_parts(resolved: Resolved, found: TaskSet) -> list[dict[str, Any]]:
+    """The `[[reward]]` tables of a recipe, or the task set's own. Errors: RecipeError when there are none."""
     parts = [part.model_dump() for part in resolved.reward] or [{"name": name} for name in found.rewards]
     if not parts:
         raise RecipeError(
             f'data.source = "{resolved.data.source}" brings no reward of its own; write [[reward]] with a name'
         )
-    return load_scorer(parts, resolved.base_dir)
+    return parts
+
+
+def scorer(resolved: Resolved, found: TaskSet) -> InProcessScorer | MixedScorer:
+    """The scorer of a recipe, a person's functions in their pool; whoever asks for it closes it.
+
+    Errors: RecipeError, also for a group-wise reward with groups that are not scored whole.
+    """
+    pool = PoolSettings(resolved.reward_pool.workers, resolved.reward_pool.deadline_s)
+    judge = open_scorer(reward_parts(resolved, found), resolved.base_dir, pool)
+    objective = resolved.objective
+    if judge.unit == "group" and (objective.selection.dead == "grow" or objective.advantage.baseline == "greedy"):
+        raise RecipeError(
+            "a group-wise reward compares all siblings, but grown siblings and a greedy baseline are scored apart; "
+            'write objective.selection.dead = "refill", and another objective.advantage.baseline than "greedy"'
+        )
+    return judge
+
+
+def isolation(resolved: Resolved, found: TaskSet) -> dict[str, Any] | None:
+    """How programs of the model are isolated in this run: the demanded minimum and the tier found; None without any.
+
+    Errors: SandboxUnavailable (exit 3) when this machine cannot isolate as demanded.
+    """
+    demands = [part["options"].get("minimum", "landlock") for part in reward_parts(resolved, found) if _runs(part)]
+    demands += [found.sandbox] if found.sandbox else []
+    if not demands:
+        return None
+    minimum = min((tier for tier in TIERS if tier in demands), key=TIERS.index)
+    tier = open_sandbox(minimum).tier
+    return {"minimum": minimum, "tier": tier, "unsafe": tier == "none"}
+
+
+def _runs(part: dict[str, Any]) -> bool:
+    part.setdefault("options", {})
+    return bool(part["name"] == "code")
 
 
 def model(resolved: Resolved, folder: Path | None = None) -> LoadedModel:
@@ -67,12 +109,18 @@ def model(resolved: Resolved, folder: Path | None = None) -> LoadedModel:
 
 @dataclass(eq=False)
 class _Parts:
-    """What training, evaluation and warm start have in common."""
+    """What training, evaluation and warm start have in common.
+
+    facts: stored beside the resolved recipe. judge: how the scorer describes itself.
+    """
 
     loaded: LoadedModel
     tasks: TaskSet
     chat: ChatFormat
     player: Player
+    close: Callable[[], None]
+    facts: dict[str, Any]
+    judge: tuple[str, ...]
 
 
 def _parts(resolved: Resolved, progress: Progress, folder: Path | None = None) -> _Parts:
@@ -84,9 +132,15 @@ def _parts(resolved: Resolved, progress: Progress, folder: Path | None = None) -
     chat = ChatFormat.for_model(loaded, system_prompt=system)
     found = _fitting(resolved, found, (chat, loaded), progress)
     engine = TorchEngine(loaded, token_budget=resolved.rollout.token_budget, dtype=resolved.model.dtype)
-    for line in (*found.notes, *loaded.notes, engine.describe(), *getattr(judge, "describe", tuple)()):
+    described = tuple(judge.describe())
+    for line in (*found.notes, *loaded.notes, engine.describe(), *described):
         progress.note(line)
-    return _Parts(loaded, found, chat, Player(engine, chat, found, judge, loaded.context_length))
+    programs = isolation(resolved, found)
+    if programs is not None:
+        unsafe = "; UNSAFE: they run with your rights" if programs["unsafe"] else ""
+        progress.note(f"programs of the model run in: {programs['tier']}{unsafe}")
+    player = Player(engine, chat, found, judge, loaded.context_length)
+    return _Parts(loaded, found, chat, player, judge.close, {"sandbox": programs} if programs else {}, described)
 
 
 def _learner(resolved: Resolved, parts: _Parts, objective: Objective, settings: OptimiserSettings) -> Learner:
@@ -125,41 +179,81 @@ def train(resolved: Resolved, progress: Progress) -> Path:
 
     Errors: RunFolderError when the folder is taken; everything `train.loop.train` raises.
     """
-    parts = _parts(resolved, progress)
-    refuse_what_cannot_fit(resolved, parts.loaded.model.num_parameters(), _machine(resolved, parts.loaded))
-    with RunWriter.create(resolved.folder, resolved.as_dict()) as writer, StopRequest(progress.note) as stop:
-        if resolved.sft.steps:
-            _warm_start(resolved, parts, progress)
-        run = _run(resolved, parts, writer, progress, stop)
-        return loop.train(run)
+    faults.arm_from_environment()
+    randomness.seed_all(resolved.seed)
+    with closing(_parts(resolved, progress)) as parts:
+        refuse_what_cannot_fit(resolved, parts.loaded.model.num_parameters(), _machine(resolved, parts.loaded))
+        document = resolved.as_dict() | parts.facts | {"origin": _origin(resolved, parts)}
+        with RunWriter.create(resolved.folder, document) as writer, StopRequest(progress.note) as stop:
+            if resolved.sft.steps:
+                _warm_start(resolved, parts, progress)
+            return loop.train(_run(resolved, parts, writer, progress, stop))
 
 
-def resume(folder: Path, step: int | None, progress: Progress) -> Path:
-    """Go on with a run from its checkpoint of `step` (None: the newest whole one). The run folder.
+def resume(folder: Path, step: int | None, progress: Progress, settings: Sequence[str] = ()) -> Path:
+    """Go on with a run from its checkpoint of `step` (None: the newest whole one, or its beginning). The run folder.
 
-    Errors: RunFolderError when there is no usable checkpoint, or tasks or recipe are not those the run began with.
+    settings: changes of harmless keys. Errors: RunFolderError when there is no usable checkpoint, when the run is over,
+    or, difference by difference, when recipe, data, code or tokenizer are not those the run began with.
     """
-    resolved = from_dict(RunReader(folder).resolved())
-    root = folder / "checkpoints"
-    newest = checkpoint.newest(root)
-    for note in newest.notes:
-        progress.note(note)
-    chosen = newest.folder if step is None else root / f"step-{step:06d}"
-    if chosen is None:
-        raise RunFolderError(f"{folder}: no complete checkpoint to go on from")
-    snapshot = checkpoint.load(chosen)
-    parts = _parts(resolved, progress, chosen / "model")
-    if snapshot.facts["tasks"] != parts.tasks.fingerprint:
-        raise RunFolderError(f"{folder}: the tasks are not those the run began with; restore the data, or train anew")
-    with RunWriter.reopen(folder, last_step=snapshot.step) as writer, StopRequest(progress.note) as stop:
-        run = _run(resolved, parts, writer, progress, stop)
-        run.learner.optimiser.restore(dict(snapshot.tensors.get("optimiser", {})), snapshot.facts["optimiser_steps"])
-        run.state = State(**snapshot.facts["state"])
-        if run.reference is not None:
-            for name, parameter in run.reference.model.named_parameters():
-                parameter.data.copy_(snapshot.tensors["reference"][name])
-        progress.note(f"going on from {chosen.name}")
-        return loop.train(run)
+    faults.arm_from_environment()
+    with RunWriter.reopen(folder) as writer, StopRequest(progress.note) as stop:
+        document = RunReader(folder).resolved()
+        resolved = from_dict(document, settings)
+        start, passed_over = continuing.choose(folder, step, document)
+        for note in (*passed_over, start.describe()):
+            progress.note(note)
+        randomness.seed_all(resolved.seed)
+        with closing(_parts(resolved, progress, start.model)) as parts:
+            for note in continuing.refuse_changes(folder, start, resolved, _origin(resolved, parts)):
+                progress.note(note)
+            continuing.refuse_finished(folder, resolved, start.step)
+            writer.rewind(start.step, start.metrics_bytes)
+            if settings:
+                writer.describe(document | resolved.as_dict())
+            if start.snapshot is None and resolved.sft.steps:
+                _warm_start(resolved, parts, progress)
+            run = _run(resolved, parts, writer, progress, stop)
+            if start.snapshot is not None:
+                _put_back(run, start.snapshot)
+            return loop.train(run)
+
+
+def fork(resolved: Resolved, source: tuple[Path, int | None], progress: Progress) -> Path:
+    """A new run of another recipe, from the whole state of a checkpoint of another run. The run folder.
+
+    source: run folder and step (None: the newest whole one). Its counters go on; the data order begins anew where the
+    tasks are others. Errors: RunFolderError when there is no usable checkpoint, or nothing left to do.
+    """
+    faults.arm_from_environment()
+    folder, snapshot = continuing.forked(source, resolved)
+    with closing(_parts(resolved, progress, folder / "model")) as parts:
+        now = _origin(resolved, parts)
+        lineage, notes = continuing.lineage(source[0], snapshot, resolved, now)
+        for note in notes:
+            progress.note(note)
+        document = resolved.as_dict() | parts.facts | {"origin": now, "fork": lineage}
+        with RunWriter.create(resolved.folder, document) as writer, StopRequest(progress.note) as stop:
+            run = _run(resolved, parts, writer, progress, stop)
+            _put_back(run, snapshot)
+            run.state.measured.clear()
+            if snapshot.facts["origin"]["tasks"] != now["tasks"]:
+                run.state.position = 0
+            keep.now(run)
+            return loop.train(run)
+
+
+def _origin(resolved: Resolved, parts: _Parts) -> dict[str, Any]:
+    """What a run begins with, to compare with when it goes on."""
+    return origin(resolved, parts.tasks, parts.loaded, parts.judge)
+
+
+def _put_back(run: Run, snapshot: Snapshot) -> None:
+    """Everything of a snapshot; that sampler and trainer agree is measured again, with the weights just loaded."""
+    keep.put_back(run, snapshot)
+    run.state = State(**snapshot.facts["state"] | {"agreed": False})
+    if run.state.pack_tokens:
+        memory.shrink(run, run.state.pack_tokens)
 
 
 def _run(resolved: Resolved, parts: _Parts, writer: RunWriter, progress: Progress, stop: StopRequest) -> Run:
@@ -183,6 +277,9 @@ def _run(resolved: Resolved, parts: _Parts, writer: RunWriter, progress: Progres
         progress=progress,
         state=State(),
         stop=stop,
+        keeper=Keeper(background=resolved.checkpoint.background),
+        origin=_origin(resolved, parts),
+        randomness=randomness.capture(),
     )
 
 
@@ -210,8 +307,10 @@ def _warm_start(resolved: Resolved, parts: _Parts, progress: Progress) -> None:
 
 def sft(resolved: Resolved, progress: Progress) -> Path:
     """The warm start alone; saves the model as the run's checkpoint 0 and measures before and after."""
-    parts = _parts(resolved, progress)
-    with RunWriter.create(resolved.folder, resolved.as_dict()) as writer:
+    with (
+        closing(_parts(resolved, progress)) as parts,
+        RunWriter.create(resolved.folder, resolved.as_dict() | parts.facts) as writer,
+    ):
         for label in ("before", "after"):
             if getattr(resolved.eval, label) and parts.tasks.held_out:
                 parts.player.engine.set_policy(0, weight_digest(parts.loaded.model))
@@ -226,9 +325,9 @@ def sft(resolved: Resolved, progress: Progress) -> Path:
 
 def evaluate(resolved: Resolved, progress: Progress, folder: Path | None = None) -> HeldOut:
     """Measure a recipe's model, or the one in `folder`, on the held-out tasks."""
-    parts = _parts(resolved, progress, folder)
-    parts.player.engine.set_policy(0, weight_digest(parts.loaded.model))
-    return asyncio.run(loop.evaluate_held_out(resolved, parts.loaded, parts.player))
+    with closing(_parts(resolved, progress, folder)) as parts:
+        parts.player.engine.set_policy(0, weight_digest(parts.loaded.model))
+        return asyncio.run(loop.evaluate_held_out(resolved, parts.loaded, parts.player))
 
 
 def _machine(resolved: Resolved, loaded: LoadedModel) -> Machine:

@@ -9,11 +9,12 @@ import torch
 from batches import build
 from transformers import AutoModelForCausalLM
 
-from gropius.errors import RunFolderError
+from gropius.errors import RunFolderError, RunHalted
 from gropius.models.load import load_model
 from gropius.models.tiny import TinyShape
-from gropius.train import checkpoint
+from gropius.train import checkpoint, randomness
 from gropius.train.checkpoint import Snapshot, damage, load, newest, save, weight_digest
+from gropius.train.retention import Retention
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +23,7 @@ def loaded():
 
 
 def snapshot(step: int) -> Snapshot:
-    tensors = {"optimiser": {"a.exp_avg": torch.full((3,), float(step))}, "random": checkpoint.random_state()}
+    tensors = {"optimiser": {"a.exp_avg": torch.full((3,), float(step))}, "random": randomness.capture().tensors}
     return Snapshot(step, {"tokens": 10 * step, "position": {"epoch": 1}}, tensors)
 
 
@@ -31,7 +32,7 @@ def test_what_is_saved_comes_back(tmp_path, loaded):
     again = load(folder)
     assert (again.step, again.facts) == (3, {"tokens": 30, "position": {"epoch": 1}})
     assert torch.equal(again.tensors["optimiser"]["a.exp_avg"], torch.full((3,), 3.0))
-    assert torch.equal(again.tensors["random"]["cpu"], snapshot(3).tensors["random"]["cpu"])
+    assert torch.equal(again.tensors["random"]["cpu"], torch.get_rng_state())
     model = AutoModelForCausalLM.from_pretrained(folder / "model")
     assert weight_digest(model) == weight_digest(loaded.model)
     assert not list(tmp_path.glob(".*"))
@@ -53,7 +54,10 @@ def test_the_newest_complete_one_wins_and_the_fall_back_is_said(tmp_path, loaded
         load(tmp_path / "step-000003")
 
 
-@pytest.mark.parametrize("harm", ["shorter", "missing", "torn marker", "marker of another shape"])
+HARMS = ["shorter", "missing", "torn marker", "marker of another shape", "foreign", "pickle", "empty", "a flipped bit"]
+
+
+@pytest.mark.parametrize("harm", HARMS)
 def test_every_damage_is_found(tmp_path, loaded, harm):
     folder = save(tmp_path, snapshot(1), loaded)
     assert damage(folder) == ""
@@ -63,6 +67,16 @@ def test_every_damage_is_found(tmp_path, loaded, harm):
         (folder / "state.json").unlink()
     elif harm == "torn marker":
         (folder / "COMPLETE").write_text((folder / "COMPLETE").read_text()[:40])
+    elif harm == "foreign":
+        (folder / "COMPLETE").write_text(json.dumps({"files": {}}))
+    elif harm == "pickle":
+        (folder / "model" / "pytest.bin").write_bytes(b"\x80\x04.")
+    elif harm == "empty":
+        (folder / "model" / "tokenizer.json").write_bytes(b"")
+    elif harm == "a flipped bit":
+        content = bytearray((folder / "optimiser.safetensors").read_bytes())
+        content[-1] ^= 1
+        (folder / "optimiser.safetensors").write_bytes(content)
     else:
         (folder / "COMPLETE").write_text(json.dumps([1]))
     assert damage(folder) != ""
@@ -99,13 +113,13 @@ def test_the_same_step_can_be_written_again(tmp_path, loaded):
 
 def test_only_the_last_ones_are_kept(tmp_path, loaded):
     for step in (1, 2, 3, 10):
-        save(tmp_path, snapshot(step), loaded, keep_last=2)
+        save(tmp_path, snapshot(step), loaded, Retention(keep_last=2))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000003", "step-000010"]
 
 
 def test_the_checkpoint_just_written_is_kept_beside_newer_ones_of_an_abandoned_future(tmp_path, loaded):
     save(tmp_path, snapshot(10), loaded)
-    save(tmp_path, snapshot(3), loaded, keep_last=1)
+    save(tmp_path, snapshot(3), loaded, Retention(keep_last=1))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000003", "step-000010"]
 
 
@@ -122,3 +136,24 @@ def test_the_digest_follows_the_bits_of_the_weights():
     with torch.no_grad():
         model.model.layers[0].mlp.up_proj.weight[0, 0] += 1e-6
     assert weight_digest(model) != before
+
+
+def test_old_ones_stay_by_their_number_and_by_their_held_out_mean(tmp_path, loaded):
+    rule = Retention(keep_last=1, keep_every=4, best=True)
+    for step, mean in ((2, 0.25), (3, 0.75), (4, None), (5, 0.5), (6, 0.5)):
+        save(tmp_path, Snapshot(step, {"held_out": mean}), loaded, rule)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000003", "step-000004", "step-000006"]
+
+
+def test_a_disk_without_room_is_asked_before_anything_is_written(tmp_path, loaded, monkeypatch):
+    save(tmp_path, snapshot(1), loaded)
+    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000})())
+    with pytest.raises(RunHalted, match=r"step-000002.* MB are free"):
+        save(tmp_path, snapshot(2), loaded)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000001"] and damage(tmp_path / "step-000001") == ""
+
+
+def test_what_a_save_needs_counts_shared_tensors_once(loaded):
+    weights = sum(p.nbytes for p in loaded.model.parameters())
+    needed = checkpoint.needed_bytes(Snapshot(1, {}), loaded) - checkpoint.SLACK_BYTES
+    assert weights <= needed <= weights + sum(b.nbytes for b in loaded.model.buffers())

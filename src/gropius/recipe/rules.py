@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 
+from gropius.naming import names_a_function
 from gropius.objective.spec import Objective
 from gropius.recipe.schema import TABLES, Recipe, Table
 
@@ -235,5 +236,12 @@ EFFECTS: tuple[Effect, ...] = (
     ),
     Effect("sft.final_ratio", lambda d: d.recipe.sft.schedule != "constant", 'sft.schedule = "linear" or "cosine"'),
     Effect("sft.", lambda d: d.recipe.sft.steps > 0 or "sft.steps" in d.explicit, "sft.steps above 0"),
+    Effect(
+        "reward_pool.",
+        lambda d: any(names_a_function(part.name) for part in d.recipe.reward),
+        'a [[reward]] of your own ("module:function"); built-in rewards need no pool',
+    ),
     Effect("checkpoint.keep_last", lambda d: d.recipe.checkpoint.every > 0, "checkpoint.every above 0"),
+    Effect("checkpoint.keep_every", lambda d: d.recipe.checkpoint.every > 0, "checkpoint.every above 0"),
+    Effect("checkpoint.best", lambda d: d.recipe.eval.every > 0, "eval.every above 0"),
 )

@@ -107,6 +107,17 @@ class RewardTable(Table):
     name: Text = Field(description="a reward's name or module:function")
     weight: Finite = Field(1.0, description="factor of this part in the sum")
     options: Options = Field({}, description="keyword options of the reward")
+    floor: Finite | None = Field(None, description="value of a rejected answer; absent = 0")
+    range: Annotated[tuple[Finite, Finite] | None, BeforeValidator(_as_tuple)] = Field(
+        None, description="[low, high] that a score must lie in; absent = the reward's own"
+    )
+
+
+class RewardPoolTable(Table):
+    """`[reward_pool]`: the killable processes that a person's own reward functions run in."""
+
+    workers: Count = Field(2, description="processes")
+    deadline_s: Positive = Field(10.0, description="seconds for one call, from the start of its work")
 
 
 class RolloutTable(Table):
@@ -187,6 +198,9 @@ class CheckpointTable(Table):
 
     every: CountOrZero = Field(0, description="steps between checkpoints; 0 = none on the way")
     keep_last: Count = Field(2, description="checkpoints kept; older ones are deleted")
+    keep_every: CountOrZero = Field(0, description="checkpoints of every so many steps are never deleted; 0 = none")
+    best: bool = Field(False, description="save at a new best held-out mean (eval.every), and keep that checkpoint")
+    background: bool = Field(False, description="write in a thread, from a copy in memory, while training goes on")
     final: bool = Field(True, description="save after the last step")
 
 
@@ -198,7 +212,9 @@ class Recipe(Table):
     out: Text = Field("runs", description="folder of run folders")
     model: ModelTable = ModelTable()
     data: DataTable
+    void_limit: Share = Field(0.25, description="share of void responses in a step above which the run halts")
     reward: Annotated[tuple[RewardTable, ...], BeforeValidator(_as_tuple)] = ()
+    reward_pool: RewardPoolTable = RewardPoolTable()
     rollout: RolloutTable = RolloutTable()
     objective: dict[str, Any] = Field({}, description="preset and the six axes")
     train: TrainTable = TrainTable()
@@ -235,6 +251,7 @@ TABLES: dict[tuple[str, ...], type[Table]] = {
     ("model", "tiny"): TinyTable,
     ("data",): DataTable,
     ("reward",): RewardTable,
+    ("reward_pool",): RewardPoolTable,
     ("rollout",): RolloutTable,
     ("train",): TrainTable,
     ("sft",): SftTable,

@@ -11,6 +11,7 @@ import fcntl
 import json
 import math
 import os
+import re
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gropius.errors import RunFolderError, RunHalted
+from gropius.records import faults
 from gropius.records.schema import ResponseRecord, clean_text, to_table
 
 LOCK = "run.lock"
@@ -73,7 +75,9 @@ class RunWriter:
         with contextlib.ExitStack() as until_made:
             until_made.callback(os.close, lock)
             refuse_taken(folder)
+            faults.reached("run.locked")
             write_json(folder / RESOLVED, document)
+            faults.reached("run.described")
             for name in (ROLLOUTS, CHECKPOINTS, LOGS):
                 (folder / name).mkdir(exist_ok=True)
             writer = cls(folder, lock, fsync=fsync)
@@ -89,14 +93,48 @@ class RunWriter:
         """
         if not (folder / RESOLVED).is_file():
             raise RunFolderError(f"{folder}: no {RESOLVED} here, so this is no run folder")
+        with contextlib.ExitStack() as until_made:
+            try:
+                lock = _take_lock(folder)
+                until_made.callback(os.close, lock)
+                _cut_half_line(folder / METRICS)
+                for name in (ROLLOUTS, CHECKPOINTS, LOGS):
+                    (folder / name).mkdir(exist_ok=True)
+                writer = cls(folder, lock, fsync=fsync)
+            except OSError as error:
+                raise RunFolderError(f"{folder}: cannot be written: {error.strerror}") from error
+            until_made.pop_all()
+        if last_step is not None:
+            writer.rewind(last_step)
+        return writer
+
+    @property
+    def metrics_bytes(self) -> int:
+        """The length of metrics.jsonl as it is now; with it, `rewind` comes back to this very line."""
+        return os.fstat(self._metrics).st_size
+
+    def rewind(self, last_step: int, metrics_bytes: int | None = None) -> None:
+        """Take back what was recorded after a checkpoint: rollouts of steps after `last_step`, and their metrics.
+
+        metrics_bytes: the length of metrics.jsonl at the checkpoint; without it, or where the file is not as long,
+        lines of later steps go. Errors: RunFolderError when the folder cannot be written.
+        """
         try:
-            lock = _take_lock(folder)
-            _cut_half_line(folder / METRICS)
-            if last_step is not None:
-                _rewind(folder, last_step)
-            return cls(folder, lock, fsync=fsync)
+            if metrics_bytes is not None and _is_line_end(self.folder / METRICS, metrics_bytes):
+                os.ftruncate(self._metrics, metrics_bytes)
+            else:
+                _drop_later_lines(self.folder / METRICS, last_step)
+                os.close(self._metrics)
+                self._metrics = os.open(self.folder / METRICS, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            faults.reached("rewind.metrics")
+            _drop_later_rollouts(self.folder, last_step)
+            faults.reached("rewind.rollouts")
         except OSError as error:
-            raise RunFolderError(f"{folder}: cannot be written: {error.strerror}") from error
+            raise RunFolderError(f"{self.folder}: cannot be written: {error.strerror}") from error
+
+    def describe(self, document: Mapping[str, Any]) -> None:
+        """Replace resolved.json (harmless keys changed on resuming). Errors: RunHalted when the disk refuses."""
+        write_json(self.folder / RESOLVED, document)
 
     def write_metrics(self, step: int, metrics: Mapping[str, Number]) -> None:
         """Append one line: the step, its metrics, and by name those that are not finite (null in place of the value).
@@ -115,6 +153,7 @@ class RunWriter:
             row["non_finite"] = strange
         line = (json.dumps(row, allow_nan=False) + "\n").encode()
         size = os.fstat(self._metrics).st_size
+        faults.reached("metrics.torn", lambda: os.write(self._metrics, line[: len(line) // 2]))
         try:
             written = os.write(self._metrics, line)
             if written < len(line):
@@ -124,6 +163,7 @@ class RunWriter:
         except OSError as error:
             os.ftruncate(self._metrics, size)
             raise _halted(self.folder / METRICS, error) from error
+        faults.reached("metrics.written")
 
     def write_rollouts(self, step: int, records: Sequence[ResponseRecord], *, token_lists: bool = True) -> Path:
         """Write a step's responses; writing a step again replaces it. Errors: RunHalted when the disk refuses."""
@@ -131,6 +171,7 @@ class RunWriter:
         pq.write_table(to_table(records, token_lists=token_lists), sink, compression="zstd", write_page_checksum=True)
         path = rollout_file(self.folder, step)
         write_whole(path, sink.getvalue())
+        faults.reached("rollouts.written")
         return path
 
     def write_findings(self, findings: Sequence[Mapping[str, Any]]) -> None:
@@ -192,7 +233,9 @@ def write_whole(path: Path, data: bytes | pa.Buffer) -> None:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
+            faults.reached("file.written")
             temporary.replace(path)
+            faults.reached("file.renamed")
         finally:
             temporary.unlink(missing_ok=True)
         sync_folder(path.parent)
@@ -284,17 +327,35 @@ def _cut_half_line(path: Path) -> None:
             file.truncate(data.rfind(b"\n") + 1)
 
 
-def _rewind(folder: Path, last_step: int) -> None:
-    """Take back the metrics and rollouts of steps after `last_step`; damaged lines stay, for a reader to name."""
-    metrics = folder / METRICS
+def _is_line_end(path: Path, size: int) -> bool:
+    """True when the first `size` bytes of a file are there and end with a line."""
+    if size == 0:
+        return path.is_file()
+    try:
+        with path.open("rb") as file:
+            file.seek(size - 1)
+            return file.read(1) == b"\n"
+    except OSError:
+        return False
+
+
+def _drop_later_lines(metrics: Path, last_step: int) -> None:
+    """Take back the lines of steps after `last_step`; damaged lines stay, for a reader to name."""
     if metrics.is_file():
         lines = metrics.read_bytes().splitlines(keepends=True)
         kept = [line for line in lines if _step_of(line) <= last_step]
         if len(kept) < len(lines):
             write_whole(metrics, b"".join(kept))
-    for path in (folder / ROLLOUTS).glob("step-*.parquet"):
-        number = path.stem.removeprefix("step-")
-        if number.isdecimal() and int(number) > last_step:
+
+
+def _drop_later_rollouts(folder: Path, last_step: int) -> None:
+    """Delete the responses and refused batches of steps after `last_step`, and temporary files that a kill left."""
+    for path in (*(folder / ROLLOUTS).glob("step-*.parquet"), *(folder / LOGS).glob("refused-step-*.json")):
+        number = re.search(r"step-(\d+)", path.name)
+        if number and int(number.group(1)) > last_step:
+            path.unlink()
+    for place in (folder, folder / ROLLOUTS, folder / LOGS):
+        for path in place.glob(".*.tmp-*"):
             path.unlink()
 
 

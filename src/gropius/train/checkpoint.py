@@ -13,21 +13,26 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from gropius.errors import RunFolderError
+from gropius.errors import RunFolderError, RunHalted
 from gropius.models.load import LoadedModel, save_model
+from gropius.records.faults import reached
+from gropius.train.retention import Kept, Retention, superfluous
 
 MARKER = "COMPLETE"
 NAME = re.compile(r"step-(\d{6,})")
+PICKLED = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
+SLACK_BYTES = 1 << 20  # config, tokenizer, headers
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,30 +56,69 @@ class Newest:
     notes: tuple[str, ...] = ()
 
 
-def save(root: str | Path, snapshot: Snapshot, loaded: LoadedModel, keep_last: int = 0) -> Path:
-    """Write `root/step-N` whole or not at all, then delete older ones so that `keep_last` remain (0: all).
+def save(root: str | Path, snapshot: Snapshot, loaded: LoadedModel, retention: Retention | None = None) -> Path:
+    """Write `root/step-N` whole or not at all, then delete older ones as `retention` says (None: none). The folder.
 
-    An interrupt at any point leaves the earlier checkpoints as they were. Returns the folder.
-    Raises ValueError for facts that JSON cannot hold (a number that is not finite among them).
+    An interrupt at any point leaves the earlier checkpoints as they were. Errors: RunHalted, naming the file, when the
+    disk is full or refuses; nothing half-written is left then. ValueError for facts that JSON cannot hold (a number
+    that is not finite among them).
     """
     facts = json.dumps({"step": snapshot.step, "facts": dict(snapshot.facts)}, allow_nan=False, indent=1)
     root = Path(root)
-    root.mkdir(parents=True, exist_ok=True)
     final, aside = root / f"step-{snapshot.step:06d}", root / f".writing-step-{snapshot.step:06d}"
-    _clear(root)
-    aside.mkdir()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        recover(root)
+        _require_space(root, snapshot, loaded)
+        aside.mkdir()
+        reached("checkpoint.begun")
+        _write(aside, snapshot, loaded, facts)
+        _seal(aside)
+        reached("checkpoint.sealed")
+        if final.exists():
+            final.rename(root / f".replaced-step-{snapshot.step:06d}")
+            reached("checkpoint.aside")
+        aside.rename(final)
+        reached("checkpoint.published")
+        _flush(root)
+        recover(root)
+        _retain(root, snapshot.step, retention or Retention())
+        reached("checkpoint.retained")
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
+        raise RunHalted(
+            f"{final}: cannot be written: {reason}. The checkpoints before it are as they were; make room (or raise "
+            "checkpoint.every, lower checkpoint.keep_last), then resume the run"
+        ) from error
+    return final
+
+
+def _write(aside: Path, snapshot: Snapshot, loaded: LoadedModel, facts: str) -> None:
     save_model(loaded, aside / "model")
+    reached("checkpoint.model")
     for name, tensors in snapshot.tensors.items():
         save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, _file(aside, name))
+        reached("checkpoint.tensors")
     (aside / "state.json").write_text(facts, encoding="utf-8")
-    _seal(aside)
-    if final.exists():
-        final.rename(root / f".replaced-step-{snapshot.step:06d}")
-    aside.rename(final)
-    _flush(root)
-    _clear(root)
-    _retain(root, snapshot.step, keep_last)
-    return final
+    reached("checkpoint.state")
+
+
+def needed_bytes(snapshot: Snapshot, loaded: LoadedModel) -> int:
+    """What a checkpoint takes on the disk, shared tensors once."""
+    every: Iterable[Tensor] = (
+        *loaded.model.state_dict(keep_vars=True).values(),
+        *(tensor for tensors in snapshot.tensors.values() for tensor in tensors.values()),
+    )
+    unique = {(tensor.data_ptr(), tensor.nbytes): tensor.nbytes for tensor in every}
+    return sum(unique.values()) + SLACK_BYTES
+
+
+def _require_space(root: Path, snapshot: Snapshot, loaded: LoadedModel) -> None:
+    """Ask before writing: a disk that fills up half-way stops other programs too."""
+    needed, free = needed_bytes(snapshot, loaded), shutil.disk_usage(root).free
+    if free < needed:
+        raise OSError(28, f"it needs {needed / 1e6:,.0f} MB and {free / 1e6:,.0f} MB are free on the disk")
 
 
 def load(folder: str | Path) -> Snapshot:
@@ -87,9 +131,12 @@ def load(folder: str | Path) -> Snapshot:
     fault = damage(folder)
     if fault:
         raise RunFolderError(f"{folder}: {fault}; use an earlier checkpoint")
-    state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-    tensors = {path.stem: load_file(path) for path in sorted(folder.glob("*.safetensors"))}
-    return Snapshot(state["step"], state["facts"], tensors)
+    try:
+        state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+        tensors = {path.stem: load_file(path) for path in sorted(folder.glob("*.safetensors"))}
+        return Snapshot(int(state["step"]), dict(state["facts"]), tensors)
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:  # another program's checkpoint
+        raise RunFolderError(f"{folder}: is no checkpoint of a run: {error}") from error
 
 
 def newest(root: str | Path) -> Newest:
@@ -121,6 +168,12 @@ def damage(folder: Path) -> str:
             return f"{name} has {path.stat().st_size} bytes instead of {size}"
         if _sha256(path) != digest:
             return f"{name} does not have the content that was written"
+    if not {"state.json", "model/config.json"} <= set(entries):
+        return f"its {MARKER} marker names no state.json or no model, so it is no checkpoint of a run"
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if name not in entries and path.suffix in PICKLED:
+            return f"{name} is a pickle, which no run writes and which may run code when it is read"
     return ""
 
 
@@ -143,20 +196,17 @@ def weight_digest(model: nn.Module) -> str:
     return whole.hexdigest()
 
 
-def random_state() -> dict[str, Tensor]:
-    """The state of torch's random generators, as tensors."""
-    states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        states.update({f"cuda{n}": state for n, state in enumerate(torch.cuda.get_rng_state_all())})
-    return states
-
-
-def restore_random_state(states: Mapping[str, Tensor]) -> None:
-    """Put back what `random_state` gave; generators of devices that are not here are left out."""
-    torch.set_rng_state(states["cpu"])
-    for n in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
-        if f"cuda{n}" in states:
-            torch.cuda.set_rng_state(states[f"cuda{n}"], n)
+def recover(root: Path) -> None:
+    """Remove what an interrupted save left, and put a checkpoint back that it had only moved aside."""
+    for path in root.glob(".replaced-step-*"):
+        original = root / path.name.removeprefix(".replaced-")
+        if original.exists():
+            shutil.rmtree(path)
+        else:
+            path.rename(original)
+    for pattern in (".writing-step-*", ".dropped-step-*"):
+        for path in root.glob(pattern):
+            shutil.rmtree(path)
 
 
 def _file(folder: Path, name: str) -> Path:
@@ -179,6 +229,7 @@ def _seal(folder: Path) -> None:
     entries = {
         path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in files
     }
+    reached("checkpoint.flushed")
     (folder / MARKER).write_text(json.dumps({"files": entries}, indent=1), encoding="utf-8")
     _flush(folder / MARKER)
     for inner in (*(path for path in folder.rglob("*") if path.is_dir()), folder):
@@ -194,24 +245,23 @@ def _flush(path: Path) -> None:
         os.close(handle)
 
 
-def _clear(root: Path) -> None:
-    """Remove what an interrupted save left, and put a checkpoint back that it had only moved aside."""
-    for path in root.glob(".replaced-step-*"):
-        original = root / path.name.removeprefix(".replaced-")
-        if original.exists():
-            shutil.rmtree(path)
-        else:
-            path.rename(original)
-    for path in root.glob(".writing-step-*"):
-        shutil.rmtree(path)
-
-
-def _retain(root: Path, step: int, keep_last: int) -> None:
+def _retain(root: Path, step: int, retention: Retention) -> None:
     """Delete older checkpoints than the one of `step`. Newer ones (a run that went back) are not ours to judge."""
-    older = [folder for folder in sorted(_folders(root), key=_step, reverse=True) if _step(folder) < step]
-    if keep_last > 0:
-        for folder in older[keep_last - 1 :]:
-            shutil.rmtree(folder)
+    older = [Kept(_step(folder), _held_out(folder)) for folder in _folders(root) if _step(folder) <= step]
+    for gone in superfluous(older, retention):
+        dropped = root / f".dropped-step-{gone:06d}"
+        (root / f"step-{gone:06d}").rename(dropped)
+        reached("checkpoint.dropped")
+        shutil.rmtree(dropped)
+
+
+def _held_out(folder: Path) -> float | None:
+    """The held-out mean that was measured on a checkpoint's weights, where it was."""
+    try:
+        value = json.loads((folder / "state.json").read_text(encoding="utf-8"))["facts"].get("held_out")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # damaged: it is judged as unmeasured
+        return None
+    return value if isinstance(value, float) else None
 
 
 def _sha256(path: Path) -> str:

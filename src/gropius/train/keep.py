@@ -1,36 +1,149 @@
-"""Keeping a run: a checkpoint holds weights, optimiser, reference, counters and data position; nothing else decides."""
+"""Keeping a run: one saved state holds everything that decides what comes next, and nothing else does.
+
+Weights, optimiser, reference and torch's generators are tensors; counters, data position, the other generators, the
+recipe, the digests of data, code and tokenizer, and the length of metrics.jsonl are facts.
+"""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from typing import TYPE_CHECKING
+import threading
+from typing import TYPE_CHECKING, Any
 
-from gropius.train import checkpoint
+from torch import Tensor
+
+from gropius.errors import RunFolderError, RunHalted
+from gropius.models.load import LoadedModel
+from gropius.records.writer import CHECKPOINTS
+from gropius.train import checkpoint, randomness
 from gropius.train.checkpoint import Snapshot
+from gropius.train.randomness import Randomness
+from gropius.train.retention import Retention
 
 if TYPE_CHECKING:
     from gropius.train.loop import Run
 
 
+class Keeper:
+    """Writes the checkpoints of one run, one at a time: in the caller's time, or in a thread from a copy."""
+
+    def __init__(self, *, background: bool = False) -> None:
+        self.background = background
+        self._thread: threading.Thread | None = None
+        self._fault: RunHalted | None = None
+
+    def save(self, run: Run, snapshot: Snapshot) -> None:
+        """Save, or begin to; waits for a save before it. Errors: RunHalted of this one, or of the one before."""
+        self.wait()
+        root = run.writer.folder / CHECKPOINTS
+        plan = run.plan.checkpoint
+        retention = Retention(plan.keep_last, plan.keep_every, plan.best)
+        if not self.background:
+            checkpoint.save(root, snapshot, run.loaded, retention)
+            return
+        still, loaded = apart(snapshot), loaded_copy(run.loaded)
+
+        def write() -> None:
+            try:
+                checkpoint.save(root, still, loaded, retention)
+            except RunHalted as fault:
+                self._fault = fault
+
+        self._thread = threading.Thread(target=write, name="checkpoint")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until nothing is being written. Errors: RunHalted when that writing failed."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._fault is not None:
+            fault, self._fault = self._fault, None
+            raise fault
+
+
+def apart(snapshot: Snapshot) -> Snapshot:
+    """A copy whose tensors no later step can reach; those that share memory share it still."""
+    copies: dict[tuple[int, int], Tensor] = {}
+
+    def still(tensor: Tensor) -> Tensor:
+        key = (tensor.data_ptr(), tensor.nbytes)
+        if key not in copies:
+            copies[key] = tensor.detach().clone()
+        return copies[key]
+
+    tensors = {name: {key: still(value) for key, value in inner.items()} for name, inner in snapshot.tensors.items()}
+    return dataclasses.replace(snapshot, tensors=tensors)
+
+
 def when_due(run: Run) -> None:
-    """Save after a step that the recipe names, and after the last."""
-    plan, step = run.plan.checkpoint, run.state.step
-    last = step == run.plan.train.steps
-    if (plan.every and step % plan.every == 0) or (last and plan.final):
+    """Save after a step that the recipe names, after the last, and at a new best held-out mean where that is asked."""
+    plan, state = run.plan.checkpoint, run.state
+    last = state.step == run.plan.train.steps
+    best = state.held_out is not None and (state.best is None or state.held_out > state.best)
+    if best:
+        state.best = state.held_out
+    if (plan.every and state.step % plan.every == 0) or (last and plan.final) or (plan.best and best):
         now(run)
 
 
 def now(run: Run) -> None:
     """Save the state as it is after the last step taken."""
-    tensors = {"optimiser": run.learner.optimiser.tensors()}
+    run.keeper.save(run, snapshot_of(run))
+
+
+def unless_kept(run: Run) -> None:
+    """Save the state after the last step taken, where it is not on the disk yet."""
+    run.keeper.wait()
+    folder = run.writer.folder / CHECKPOINTS / f"step-{run.state.step:06d}"
+    if not folder.is_dir() or checkpoint.damage(folder):
+        now(run)
+
+
+def snapshot_of(run: Run) -> Snapshot:
+    """Everything that decides what comes next, beside the weights."""
+    tensors = {"optimiser": run.learner.optimiser.tensors(), "random": run.randomness.tensors}
     if run.reference is not None:
         tensors["reference"] = dict(run.reference.model.named_parameters())
     facts = {
         "state": dataclasses.asdict(run.state),
+        "held_out": run.state.held_out,
         "optimiser_steps": run.learner.optimiser.steps,
-        "recipe": run.plan.sha256,
-        "tasks": run.tasks.fingerprint,
+        "random": run.randomness.facts,
+        "metrics_bytes": run.writer.metrics_bytes,
         "weights": checkpoint.weight_digest(run.loaded.model),
+        "recipe": run.plan.sha256,
+        "tables": run.plan.tables(),
+        "origin": run.origin,
     }
-    snapshot = Snapshot(run.state.step, facts, tensors)
-    checkpoint.save(run.writer.folder / "checkpoints", snapshot, run.loaded, run.plan.checkpoint.keep_last)
+    return Snapshot(run.state.step, facts, tensors)
+
+
+def put_back(run: Run, snapshot: Snapshot) -> None:
+    """Make a run's optimiser, reference and generators those of a snapshot; the weights were loaded with the model.
+
+    Errors: RunFolderError when the weights that were loaded are not those that were saved, or do not fit the recipe.
+    """
+    facts: dict[str, Any] = dict(snapshot.facts)
+    digest = checkpoint.weight_digest(run.loaded.model)
+    if digest != facts["weights"]:
+        raise RunFolderError(
+            f"step {snapshot.step}: the weights that were loaded ({digest[:12]}) are not those that were saved "
+            f"({facts['weights'][:12]})"
+        )
+    try:
+        run.learner.optimiser.restore(dict(snapshot.tensors["optimiser"]), facts["optimiser_steps"])
+    except ValueError as error:
+        raise RunFolderError(f"step {snapshot.step}: {error}") from error
+    saved = snapshot.tensors.get("reference")
+    if run.reference is not None and saved is not None:
+        for name, parameter in run.reference.model.named_parameters():
+            parameter.data.copy_(saved[name])
+    run.randomness = Randomness(facts["random"], dict(snapshot.tensors["random"]))
+    randomness.restore(run.randomness)
+
+
+def loaded_copy(loaded: LoadedModel) -> LoadedModel:
+    """A model that no later step can reach."""
+    return dataclasses.replace(loaded, model=copy.deepcopy(loaded.model))

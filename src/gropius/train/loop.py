@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
+import signal
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,22 +19,25 @@ from typing import Any, Literal
 
 import torch
 
-from gropius.errors import Interrupted, RunHalted
+from gropius.errors import EngineError, Interrupted, RunHalted
 from gropius.models.load import LoadedModel
 from gropius.recipe.resolve import Resolved
+from gropius.records.faults import reached
 from gropius.records.metrics import step_metrics
 from gropius.records.writer import RunWriter
 from gropius.rollout.collect import CollectPlan, Player
 from gropius.rollout.select import Selected, SelectionRule, collect_selected
 from gropius.tasks.base import TaskSet
-from gropius.train import checkpoint, keep, mismatch, trained
+from gropius.train import aside, checkpoint, keep, memory, mismatch, randomness, trained
 from gropius.train.credit import Credit, Known, compare, needs_anchor_pass
 from gropius.train.evaluate import HeldOut, Limits, evaluate
 from gropius.train.forward import Forward
 from gropius.train.interrupt import StopRequest
+from gropius.train.keep import Keeper
 from gropius.train.order import TaskOrder
 from gropius.train.progress import Progress
-from gropius.train.sequences import cut
+from gropius.train.randomness import Randomness
+from gropius.train.sequences import TrainSequence, cut
 from gropius.train.step import Learner, UpdateReport
 from gropius.train.trained import Work
 from gropius.types import Sampling
@@ -41,7 +47,11 @@ HALT_AFTER_SKIPS = 3
 
 @dataclass
 class State:
-    """What a run has done so far; with weights, optimiser and reference, all that decides what comes next."""
+    """What a run has done so far; with weights, optimiser and reference, all that decides what comes next.
+
+    held_out: the mean measured on exactly these weights, None where none was; best: the highest so far. pack_tokens:
+    the budget of a micro-batch where memory made it smaller than the recipe's, else 0.
+    """
 
     step: int = 0
     position: int = 0
@@ -51,6 +61,9 @@ class State:
     skipped_in_a_row: int = 0
     agreed: bool = False
     measured: dict[str, float] = field(default_factory=dict)
+    held_out: float | None = None
+    best: float | None = None
+    pack_tokens: int = 0
 
 
 @dataclass(eq=False)
@@ -68,6 +81,10 @@ class Run:
     progress: Progress
     state: State
     stop: StopRequest
+    keeper: Keeper
+    origin: dict[str, Any]
+    randomness: Randomness
+    digest: str = ""
 
 
 def sampling_of(plan: Resolved, loaded: LoadedModel) -> Sampling:
@@ -82,28 +99,50 @@ def train(run: Run) -> Path:
 
     Errors: RunHalted and its kinds at a safe point; Interrupted when asked to stop (the state is saved first).
     """
+    try:
+        return all_rounds(run)
+    except KeyboardInterrupt:
+        raise stopped_at_once(run) from None
+    finally:
+        run.keeper.wait()
+
+
+def all_rounds(run: Run) -> Path:
+    """The rounds themselves, between the two measurements."""
     plan, state = run.plan, run.state
     order = TaskOrder(run.tasks.train, plan.seed, state.position)
     began = time.monotonic()
     hand_over_weights(run)
     measure_at_the_ends(run, "before")
+    if plan.sft.steps and plan.checkpoint.every and state.step == 0:
+        keep.unless_kept(run)  # a warm start is not cheap
     for step in range(state.step + 1, plan.train.steps + 1):
         start = time.perf_counter()
         batch = asyncio.run(sample(run, order, step))
         drawn = time.perf_counter()
+        require_own_weights(run, batch)
+        reached("step.sampled")
+        require_verdicts(run, batch, step)
         known = score(run, batch, check_sampler=not state.agreed)
         credit = compare(plan.objective, batch.groups, known, plan.train.updates, run.part_weights)
-        reports = update(run, credit, known)
-        hand_over_weights(run)
-        refresh_reference(run, step)
-        state.step, state.position = step, order.position
-        end = time.perf_counter()
-        times = {"step_time": end - start, "sampling_time_s": drawn - start, "training_time_s": end - drawn}
-        record(run, batch, credit, Work(known, reports), times)
-        keep.when_due(run)
-        if run.stop.asked or (plan.train.max_time_s and time.monotonic() - began > plan.train.max_time_s):
-            raise interrupted(run)
+        with run.stop.held():
+            reports = update(run, credit, known)
+            hand_over_weights(run)
+            refresh_reference(run, step)
+            reached("step.updated")
+            state.step, state.position = step, order.position
+            run.randomness = randomness.capture()
+            end = time.perf_counter()
+            times = {"step_time": end - start, "sampling_time_s": drawn - start, "training_time_s": end - drawn}
+            record(run, batch, credit, Work(known, reports), times)
+            reached("step.recorded")
+            keep.when_due(run)
+            if run.stop.asked or (plan.train.max_time_s and time.monotonic() - began > plan.train.max_time_s):
+                raise interrupted(run)
+    run.keeper.wait()
+    reached("run.trained")
     measure_at_the_ends(run, "after")
+    reached("run.measured")
     return run.writer.folder
 
 
@@ -126,6 +165,25 @@ async def sample(run: Run, order: TaskOrder, step: int) -> Selected:
     return selected
 
 
+def require_verdicts(run: Run, batch: Selected, step: int) -> None:
+    """Halt, saved as it was before this step, when more responses are void than `void_limit` allows.
+
+    A void verdict is our fault (verifier, sandbox, gold answer): training on the rest would hide it.
+    """
+    verdicts = [e.verdict for group in (*batch.groups, *batch.dropped) for e in group.episodes if e.verdict is not None]
+    reasons = Counter(verdict.outcome.reason for verdict in verdicts if verdict.outcome.status == "void")
+    voids, limit = sum(reasons.values()), run.plan.void_limit
+    if not voids or voids <= limit * len(verdicts):
+        return
+    keep.now(run)
+    cause, count = reasons.most_common(1)[0]
+    raise RunHalted(
+        f"step {step}: {voids} of {len(verdicts)} verdicts are void, more than void_limit = {limit:g} allows. "
+        f"Most often ({count} times): {cause[:500]}. The weights are those after step {run.state.step}; mend the "
+        f"cause, then: gropius resume {run.writer.folder}"
+    )
+
+
 def score(run: Run, batch: Selected, check_sampler: bool) -> Known:
     """Log-probabilities that must be known before the first update: the anchor's, the reference's, or neither.
 
@@ -136,13 +194,15 @@ def score(run: Run, batch: Selected, check_sampler: bool) -> Known:
     anchor = entropy = reference = None
     needed = needs_anchor_pass(objective, plan.updates * plan.epochs)
     if needed or check_sampler:
-        scores = run.learner.score(rows, entropy=objective.selection.entropy_top < 1)
+        entropies = objective.selection.entropy_top < 1
+        scores = memory.with_less(run, lambda: run.learner.score(rows, entropy=entropies))
         if check_sampler:
             require_agreement(run, batch, scores.logprobs)
         if needed:
             anchor, entropy = scores.logprobs, scores.entropies
     if run.reference is not None:
-        reference = run.learner.score(rows, forward=run.reference).logprobs
+        other = run.reference
+        reference = memory.with_less(run, lambda: run.learner.score(rows, forward=other)).logprobs
     return Known(anchor, entropy if objective.selection.entropy_top < 1 else None, reference)
 
 
@@ -153,9 +213,9 @@ def update(run: Run, credit: Credit, known: Known) -> list[list[UpdateReport]]:
         reports.append([])
         for part in credit.parts:
             anchor, reference = pick(known.anchor, part.rows), pick(known.reference, part.rows)
-            report = run.learner.update(part.sequences, anchor, reference)
+            report = memory.with_less(run, functools.partial(run.learner.update, part.sequences, anchor, reference))
             reports[-1].append(report)
-            watch(run, report)
+            watch(run, report, part.sequences)
     return reports
 
 
@@ -164,24 +224,39 @@ def pick(values: Sequence[Any] | None, rows: Sequence[int]) -> list[Any] | None:
     return None if values is None else [values[i] for i in rows]
 
 
-def watch(run: Run, report: UpdateReport) -> None:
-    """Say when a step was not taken because a number was not finite; halt when that goes on."""
+def watch(run: Run, report: UpdateReport, rows: Sequence[TrainSequence]) -> None:
+    """Say when a step was not taken because a number was not finite, keep its batch; halt when that goes on."""
     if report.taken or not report.culprits:
         run.state.skipped_in_a_row = 0
         return
     run.state.skipped_in_a_row += 1
-    run.progress.note(f"step {run.state.step + 1}: {report.refused}; the weights were not touched")
+    file = aside.write(run.writer.folder, run.state.step + 1, rows, report, run.player.chat.decode)
+    run.progress.note(f"step {run.state.step + 1}: {report.refused}; the weights were not touched; batch in {file}")
     if run.state.skipped_in_a_row >= HALT_AFTER_SKIPS:
         raise RunHalted(
-            f"{report.refused} in {HALT_AFTER_SKIPS} updates in a row; the weights are those before them. Lower "
-            f"train.learning_rate or set train.grad_clip; `gropius resume {run.writer.folder}` goes on from the last "
-            "checkpoint"
+            f"{report.refused} in {HALT_AFTER_SKIPS} updates in a row; the weights are those before them, the rows "
+            f"that caused it are in {file}. Lower train.learning_rate or set train.grad_clip; "
+            f"`gropius resume {run.writer.folder}` goes on from the last checkpoint"
         )
 
 
 def hand_over_weights(run: Run) -> None:
     """The engine samples from the policy as it is now; its completions carry the version and digest."""
-    run.player.engine.set_policy(run.learner.optimiser.steps, checkpoint.weight_digest(run.loaded.model))
+    run.digest = checkpoint.weight_digest(run.loaded.model)
+    run.player.engine.set_policy(run.learner.optimiser.steps, run.digest)
+
+
+def require_own_weights(run: Run, batch: Selected) -> None:
+    """Halt when a response was drawn from other weights than the policy's: its log-probabilities belong to no one."""
+    for group in (*batch.groups, *batch.dropped):
+        for episode in group.episodes:
+            if episode.weight_digest and episode.weight_digest != run.digest:
+                raise EngineError(
+                    f"group {episode.group_id}, member {episode.member}: drawn from weights "
+                    f"{episode.weight_digest[:12]} (version {episode.policy_version}), and the policy is "
+                    f"{run.digest[:12]} (version {run.learner.optimiser.steps}): the engine did not take the weights "
+                    f"over. Nothing was trained on them; `gropius resume {run.writer.folder}` goes on"
+                )
 
 
 def refresh_reference(run: Run, step: int) -> None:
@@ -222,8 +297,11 @@ def record(run: Run, batch: Selected, credit: Credit, work: Work, times: dict[st
     metrics = step_metrics(rows, state.num_tokens)
     metrics |= trained.metrics(work, batch.groups, times)
     metrics["tokens_per_s"] = (metrics["tokens_sampled"] or 0) / max(times["step_time"], 1e-9)
+    state.held_out = None
     if plan.eval.every and state.step % plan.eval.every == 0 and state.step < plan.train.steps:
-        metrics |= measure(run, f"step {state.step}").metrics()
+        found = measure(run, f"step {state.step}")
+        metrics |= found.metrics()
+        state.held_out = found.mean.value
     state.num_tokens = int(metrics["num_tokens"] or 0)
     state.tokens_sampled += int(metrics["tokens_sampled"] or 0)
     state.tokens_trained += int(metrics["tokens_trained"] or 0)
@@ -261,11 +339,23 @@ def measure_at_the_ends(run: Run, label: Literal["before", "after"]) -> None:
 
 def interrupted(run: Run) -> Interrupted:
     """What a person reads who stopped a run: that it is saved, and how to go on."""
-    keep.now(run)
+    keep.unless_kept(run)
     state, folder = run.state, run.writer.folder
+    why = "as asked" if run.stop.asked else f"after train.max_time_s = {run.plan.train.max_time_s:g} s"
     error = Interrupted(
-        f"stopped after step {state.step} of {run.plan.train.steps}, as asked; everything is saved. "
+        f"stopped after step {state.step} of {run.plan.train.steps}, {why}; everything is saved. "
         f"Go on with: gropius resume {folder}"
     )
-    error.exit_code = 128 + run.stop.asked
+    error.exit_code = 128 + run.stop.asked if run.stop.asked else error.exit_code
+    return error
+
+
+def stopped_at_once(run: Run) -> Interrupted:
+    """What is told at a second signal; the step under way is lost, the one before saved if the weights are its own."""
+    where = "from the last checkpoint"
+    if not run.stop.moving:
+        keep.unless_kept(run)
+        where = f"from step {run.state.step}"
+    error = Interrupted(f"stopped at once; gropius resume {run.writer.folder} goes on {where}")
+    error.exit_code = 128 + (run.stop.asked or signal.SIGINT)
     return error
