@@ -87,6 +87,7 @@ class TestUselessKeys:
         (("sft.steps=5", "sft.final_ratio=0.1"), "sft.final_ratio"),
         (("sft.batch=32",), "sft.batch"),
         (("checkpoint.keep_last=3",), "checkpoint.keep_last"),
+        (("reward_pool.workers=4",), "reward_pool.workers"),
     )
 
     @pytest.mark.parametrize(("settings", "key"), CASES)

@@ -187,5 +187,5 @@ def test_describe_shows_what_was_detected(tmp_path: Path) -> None:
     assert load_scorer(config, tmp_path).describe() == (
         "a: weight 1, signature TRL, from sub/mine.py:a",
         "b: weight 0.5, signature verl, from sub.mine:b",
-        "exact: weight 1, signature built-in, task metric",
+        "exact: weight 1, signature built-in, in [0, 1], task metric",
     )

@@ -25,6 +25,7 @@ from gropius.recipe.schema import (
     EvalTable,
     ModelTable,
     RecordTable,
+    RewardPoolTable,
     RewardTable,
     RolloutTable,
     SftTable,
@@ -94,7 +95,9 @@ class Resolved:
     out: str
     model: ModelTable
     data: DataTable
+    void_limit: float
     reward: tuple[RewardTable, ...]
+    reward_pool: RewardPoolTable
     rollout: ResolvedRollout
     objective: Objective
     train: ResolvedTrain
@@ -147,8 +150,8 @@ class Resolved:
 
 
 RECIPE_KEYS = (
-    "name", "seed", "out", "model", "data", "reward", "rollout", "objective", "train", "sft", "eval", "record",
-    "checkpoint",
+    "name", "seed", "out", "model", "data", "void_limit", "reward", "reward_pool", "rollout", "objective", "train",
+    "sft", "eval", "record", "checkpoint",
 )  # fmt: skip
 
 
@@ -281,7 +284,9 @@ def _resolved(draft: Draft, source: Source, preset: str) -> Resolved:
         out=recipe.out,
         model=recipe.model,
         data=recipe.data,
+        void_limit=recipe.void_limit,
         reward=recipe.reward,
+        reward_pool=recipe.reward_pool,
         rollout=ResolvedRollout(
             **_with(
                 rollout,

@@ -1,13 +1,12 @@
 """Rewards: functions from an episode to an outcome, and the scorer that runs and weighs them. No torch.
 
-`REWARDS` is the table of named rewards (factories that take their options by keyword); `load_scorer` takes what a
-recipe writes. A person's own function is named `module:function` or `path/to/file.py:function`.
+`REWARDS` is the table of named rewards (factories that take their options by keyword); `open_scorer` takes what a
+recipe writes. A person's own function is named `module:function` or `path/to/file.py:function`; it runs in killable
+processes, ours in this one.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
 import math as numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -15,69 +14,141 @@ from pathlib import Path
 from typing import Any
 
 from gropius.errors import RecipeError, did_you_mean
-from gropius.naming import check_options, load_function, names_a_function
-from gropius.rewards import text
-from gropius.rewards.base import InProcessScorer, Metric, Reward, RewardPart, Scorer, outcome_as_metric
-from gropius.rewards.foreign import adapt
+from gropius.naming import check_options, names_a_function
+from gropius.rewards import groupwise, own, text
+from gropius.rewards.base import (
+    BatchedReward,
+    InProcessScorer,
+    Metric,
+    Reward,
+    RewardPart,
+    Scorer,
+    outcome_as_metric,
+    unit_of,
+)
+from gropius.rewards.mixed import MixedScorer, PoolSettings
+from gropius.rewards.pool import PooledScorer
+from gropius.rewards.remote import remote
+from gropius.types import Episode, Outcome
 
-__all__ = ["METRICS", "REWARDS", "InProcessScorer", "Reward", "RewardPart", "Scorer", "load_scorer"]
+__all__ = [
+    "METRICS",
+    "REWARDS",
+    "InProcessScorer",
+    "MixedScorer",
+    "PoolSettings",
+    "Reward",
+    "RewardPart",
+    "Scorer",
+    "load_scorer",
+    "open_scorer",
+]
+
+KEYS = ("name", "weight", "options", "floor", "range", "part")
+
+
+def open_scorer(
+    parts: Sequence[Mapping[str, Any]], base_dir: Path, settings: PoolSettings | None = None, floor: float = 0.0
+) -> InProcessScorer | MixedScorer:
+    """The scorer of a recipe's `[[reward]]` tables, as training uses it: a person's functions in a pool. Close it.
+
+    parts, base_dir, floor: as in `load_scorer`. The functions are looked at in a child process, never imported here.
+    Raises RecipeError naming the part.
+    """
+    functions = [(i, config) for i, config in enumerate(parts) if _is_own(config)]
+    if not functions:
+        return load_scorer(parts, base_dir, floor)
+    looks = own.look([(str(c["name"]), c.get("options") or {}) for _, c in functions], base_dir)
+    if refusals := [look.refused for look in looks if look.refused]:
+        raise RecipeError("\n".join(refusals))
+    found = {i: look for (i, _), look in zip(functions, looks, strict=True)}
+    built = _named([_part(config, base_dir, found.get(i)) for i, config in enumerate(parts)])
+    pooled = [built[i].name for i, _ in functions]
+    inline = [part for part in built if part.name not in pooled]
+    configs = [{**dict(config), "part": name} for (_, config), name in zip(functions, pooled, strict=True)]
+    chosen = settings or PoolSettings()
+    return MixedScorer(
+        tuple(built),
+        InProcessScorer(inline, floor, unit_of(inline)) if inline else None,
+        PooledScorer(configs, base_dir, floor, chosen.workers, chosen.deadline_s),
+        frozenset(pooled),
+    )
 
 
 def load_scorer(parts: Sequence[Mapping[str, Any]], base_dir: Path, floor: float = 0.0) -> InProcessScorer:
-    """The scorer that a recipe's `[[reward]]` tables describe.
+    """The scorer that a recipe's `[[reward]]` tables describe, everything in this process (a worker, a notebook).
 
-    parts: mappings with `name` (in `REWARDS`, or a person's function), `weight` (default 1) and `options`. A name that
-    stands twice gets a number: format, format.2. base_dir: where a person's functions are looked up. floor: the value
-    of a rejected part. The task metric is the first part that declares one (`METRICS`), else the first function of
-    the person, else the only part. Raises RecipeError naming the part.
+    parts: mappings with `name` (in `REWARDS`, or a person's function), `weight` (default 1), `options`, `floor` (the
+    value of a rejection of this part) and `range` ([low, high] of a scored value, checked). A name that stands twice
+    gets a number: format, format.2. base_dir: where a person's functions are looked up. floor: the value of a rejected
+    part that has none of its own. The task metric is the first part that declares one (`METRICS`), else the first
+    function of the person, else the only part. Raises RecipeError naming the part.
     """
+    built = _named([_part(config, base_dir, None) for config in parts])
+    return InProcessScorer(tuple(built), floor, unit_of(built))
+
+
+def _named(parts: Sequence[RewardPart]) -> list[RewardPart]:
+    """The parts with names of their own and one task metric."""
     if not parts:
         raise RecipeError('no reward: write [[reward]] with name = "exact" (or another), or name your function')
     built: list[RewardPart] = []
-    for config in parts:
-        part = _part(config, base_dir)
+    for part in parts:
         count = sum(other.name.partition(".")[0] == part.name for other in built)
         built.append(replace(part, name=f"{part.name}.{count + 1}") if count else part)
     if not any(part.metric for part in built):
-        place = next(
-            (i for i, part in enumerate(built) if part.signature != "built-in"), 0 if len(built) == 1 else None
-        )
+        place = next((i for i, part in enumerate(built) if part.own), 0 if len(built) == 1 else None)
         if place is not None:
             built[place] = replace(built[place], metric=outcome_as_metric)
-    return InProcessScorer(tuple(built), floor)
+    return built
 
 
-def _part(config: Mapping[str, Any], base_dir: Path) -> RewardPart:
-    unknown = [key for key in config if key not in ("name", "weight", "options")]
+def _is_own(config: Mapping[str, Any]) -> bool:
+    name = config.get("name")
+    return isinstance(name, str) and name not in REWARDS and names_a_function(name)
+
+
+def _part(config: Mapping[str, Any], base_dir: Path, look: own.Look | None) -> RewardPart:
+    """One part. look: what a child found out about a person's function, which is then not imported here."""
+    unknown = [key for key in config if key not in KEYS]
     if unknown:
-        raise RecipeError(
-            f"reward: unknown key {unknown[0]}; {did_you_mean(unknown[0], ('name', 'weight', 'options'))}"
-        )
-    name, weight, options = config.get("name"), config.get("weight", 1.0), config.get("options", {})
+        raise RecipeError(f"reward: unknown key {unknown[0]}; {did_you_mean(unknown[0], KEYS[:-1])}")
+    name, weight, options = config.get("name"), config.get("weight", 1.0), config.get("options") or {}
     if not isinstance(name, str) or not name:
         raise RecipeError("reward: a part without a name")
-    if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not numbers.isfinite(weight):
+    if not _is_number(weight):
         raise RecipeError(f"reward {name}: weight = {weight!r}; write a finite number")
+    floor = config.get("floor")
+    if floor is not None and not _is_number(floor):
+        raise RecipeError(f"reward {name}: floor = {floor!r}; write a finite number")
+    low, high = _range(name, config.get("range"))
     if name in REWARDS:
         function = REWARDS[name](**check_options(f"reward {name}", REWARDS[name], options, RecipeError))
-        return RewardPart(name, float(weight), function, METRICS.get(name))
-    if not names_a_function(name):
+        part = RewardPart(name, float(weight), function, METRICS.get(name), threaded=name in BLOCKING)
+    elif not names_a_function(name):
         raise RecipeError(f'reward "{name}" is unknown; {did_you_mean(name, REWARDS)} Your own: "module:function"')
-    return _own(name, float(weight), options, base_dir)
+    else:
+        signature, function = (look.signature, _elsewhere) if look else own.load(name, options, base_dir)
+        part = RewardPart(name.rpartition(":")[2], float(weight), function, None, signature, name)
+    own_name = config.get("part") or part.name
+    return replace(part, name=own_name, low=low, high=high, floor=None if floor is None else float(floor))
 
 
-def _own(name: str, weight: float, options: Mapping[str, Any], base_dir: Path) -> RewardPart:
-    function = load_function(name, base_dir, RecipeError)
-    if options:
-        known = inspect.signature(function).parameters
-        unknown = [key for key in options if key not in known]
-        if unknown:
-            raise RecipeError(
-                f"reward {name}: the function has no parameter {unknown[0]}; {did_you_mean(unknown[0], known)}"
-            )
-        function = functools.partial(function, **options)
-    signature, adapted = adapt(name, function)
-    return RewardPart(name.rpartition(":")[2], weight, adapted, None, signature, name)
+def _range(name: str, given: Any) -> tuple[float, float]:
+    if given is None:
+        return RANGES.get(name, (-numbers.inf, numbers.inf))
+    pair = isinstance(given, (list, tuple)) and len(given) == 2 and all(map(_is_number, given))
+    if not pair or given[0] >= given[1]:
+        raise RecipeError(f"reward {name}: range = {given!r}; write [low, high], for example [0.0, 1.0]")
+    return float(given[0]), float(given[1])
+
+
+def _is_number(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, (int, float)) and numbers.isfinite(value)
+
+
+def _elsewhere(episode: Episode) -> Outcome:
+    raise AssertionError("a pooled function is never called here")
 
 
 def _math(*, simplified: bool = True) -> Reward:
@@ -87,7 +158,30 @@ def _math(*, simplified: bool = True) -> Reward:
     return math.math(simplified=simplified)
 
 
-REWARDS: dict[str, Callable[..., Reward]] = {
+def _code(
+    *,
+    minimum: str = "landlock",
+    wall_s: float = 10.0,
+    memory_mb: int = 512,
+    partial: bool = False,
+    slots: int = 0,
+) -> Reward:
+    """Run the reply's program against the task's tests in the sandbox; see `gropius.rewards.code.code`."""
+    from gropius.rewards import code
+    from gropius.sandbox.base import TIERS
+
+    if minimum not in TIERS:
+        raise RecipeError(f'reward code: minimum = "{minimum}"; {did_you_mean(minimum, TIERS)}')
+    tier = next(tier for tier in TIERS if tier == minimum)
+    return code.code(minimum=tier, wall_s=wall_s, memory_mb=memory_mb, partial=partial, slots=slots)
+
+
+def _passed(episode: Episode, outcome: Outcome) -> float | None:
+    """1 when everything passed, 0 otherwise, None when void: what partial credit does not change."""
+    return None if outcome.status == "void" else float(outcome.status == "scored" and outcome.value == 1.0)
+
+
+REWARDS: dict[str, Callable[..., Reward | BatchedReward]] = {
     "exact": text.exact,
     "last_number": text.last_number,
     "countdown": text.countdown,
@@ -95,6 +189,10 @@ REWARDS: dict[str, Callable[..., Reward]] = {
     "length": text.length,
     "environment": text.environment,
     "math": _math,
+    "code": _code,
+    "remote": remote,
+    "diversity": groupwise.diversity,
+    "brevity": groupwise.brevity,
 }
 
 METRICS: dict[str, Metric] = {
@@ -103,4 +201,20 @@ METRICS: dict[str, Metric] = {
     "countdown": outcome_as_metric,
     "environment": text.environment_metric,
     "math": outcome_as_metric,
+    "code": _passed,
 }
+
+# Bounds of a scored value; what is not here has none unless a recipe declares them.
+RANGES: dict[str, tuple[float, float]] = {
+    "exact": (0.0, 1.0),
+    "last_number": (0.0, 1.0),
+    "countdown": (0.0, 1.0),
+    "format": (0.0, 1.0),
+    "length": (-1.0, 1.0),
+    "math": (0.0, 1.0),
+    "code": (0.0, 1.0),
+    "diversity": (0.0, 1.0),
+    "brevity": (0.0, 1.0),
+}
+
+BLOCKING = frozenset({"code"})  # waits for other processes, so it runs in a thread

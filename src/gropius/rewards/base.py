@@ -1,15 +1,16 @@
 """What a reward is, and the scorer that runs rewards in this process. No torch.
 
-A `Scorer` is the seam: a pool of killable processes or a remote service takes the place of `InProcessScorer` without
+A `Scorer` is the seam: `mixed.MixedScorer` puts a person's own functions into a pool of killable processes without
 anything else changing.
 """
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -20,17 +21,23 @@ from gropius.types import Episode, Outcome, Verdict, rejected, scored, void
 
 Reward = Callable[[Episode], Outcome]
 Metric = Callable[[Episode, Outcome], "float | None"]
-Signature = Literal["built-in", "episode", "TRL", "verl", "OpenRLHF"]
+Signature = Literal["built-in", "episode", "group", "TRL", "verl", "OpenRLHF"]
+Outcomes = dict[str, Outcome]
 
 FAULTS_IN_A_ROW = 64
+NOTHING_APPLIES = "no reward applies to this episode"
 _LOG = logging.getLogger("gropius.rewards")
 
 
 @dataclass(frozen=True)
 class BatchedReward:
-    """A reward that is called once for many episodes and returns one value each: a number, None (not applicable)."""
+    """A reward that is called once for many episodes and returns one value each: a number, None (not applicable).
+
+    siblings: group-wise; each call gets all siblings of one group, in the order of their members, and nobody else.
+    """
 
     call: Callable[[Sequence[Episode]], Any]
+    siblings: bool = False
 
 
 @dataclass(frozen=True)
@@ -39,7 +46,9 @@ class RewardPart:
 
     function: Episode → Outcome, number or None (not applicable to this episode), or a `BatchedReward`.
     metric: how to read the unshaped task metric (accuracy) off this part; None when the part only shapes.
-    signature: how the function was understood. source: where it came from, for messages.
+    signature: how the function was understood. source: where it came from, for messages. low, high: the declared range
+    of a scored value; outside it the function broke its contract. floor: the value of a rejection, None for the
+    scorer's. threaded: it blocks, so it runs in a thread. own: a person's function, run in a pool where there is one.
     """
 
     name: str
@@ -48,6 +57,20 @@ class RewardPart:
     metric: Metric | None = None
     signature: Signature = "built-in"
     source: str = ""
+    low: float = -math.inf
+    high: float = math.inf
+    floor: float | None = None
+    threaded: bool = False
+
+    @property
+    def own(self) -> bool:
+        """True for a person's function."""
+        return self.signature != "built-in"
+
+    @property
+    def siblings(self) -> bool:
+        """True when it must see a whole group."""
+        return self.signature == "group" or (isinstance(self.function, BatchedReward) and self.function.siblings)
 
     def label(self) -> str:
         """The part as a message names it: `reward NAME (SOURCE)`."""
@@ -101,38 +124,33 @@ class InProcessScorer:
 
     async def score(self, episodes: Sequence[Episode]) -> list[Verdict]:
         """One verdict an episode, in order. Raises RewardError naming the function that broke its contract."""
-        broken = {place for place, e in enumerate(episodes) if e.finish_reason in ("error", "cancelled")}
-        sound = [e for place, e in enumerate(episodes) if place not in broken]
-        columns = {part.name: iter(await self._column(part, sound)) for part in self.parts}
-        verdicts = []
-        for place, episode in enumerate(episodes):
-            if place in broken:
-                verdicts.append(Verdict(void(f"the episode ended by {episode.finish_reason}: {episode.error}")))
-                continue
-            found = {name: next(column) for name, column in columns.items()}
-            verdicts.append(self._verdict(episode, {n: o for n, o in found.items() if o is not None}))
-        if sound and not any(verdict.parts for verdict in verdicts):
-            _LOG.warning("every reward returned None (not applicable) for all %d episodes: all are void", len(sound))
-        return verdicts
+        return await judge(self.parts, episodes, self.outcomes)
+
+    async def outcomes(self, episodes: Sequence[Episode]) -> list[Outcomes]:
+        """For every episode the outcomes of the parts that apply to it, by name; all episodes must be sound."""
+        columns = {part.name: await self._column(part, episodes) for part in self.parts}
+        return [
+            {name: outcome for name, column in columns.items() if (outcome := column[place]) is not None}
+            for place in range(len(episodes))
+        ]
 
     def describe(self) -> tuple[str, ...]:
         """One line a part: weight, how its function was understood, which is the task metric."""
-        first = next((part.name for part in self.parts if part.metric), None)
-        return tuple(
-            f"{part.name}: weight {part.weight:g}, signature {part.signature}"
-            + (f", from {part.source}" if part.source and part.source != part.name else "")
-            + (", task metric" if part.name == first else "")
-            for part in self.parts
-        )
+        return described(self.parts)
+
+    def close(self) -> None:
+        """Nothing to close."""
 
     async def _column(self, part: RewardPart, episodes: Sequence[Episode]) -> list[Outcome | None]:
         if not episodes:
             return []
         function = part.function
-        if isinstance(function, BatchedReward):
-            values = await _batch_values(part, function, episodes)
+        if not isinstance(function, BatchedReward):
+            values = await asyncio.gather(*(_value(function, episode, part.threaded) for episode in episodes))
+        elif function.siblings:
+            values = await _sibling_values(part, function, episodes)
         else:
-            values = [await _value(function, episode) for episode in episodes]
+            values = await _batch_values(part, function, episodes)
         faults: list[str | None] = []
         outcomes: list[Outcome | None] = []
         for episode, returned in zip(episodes, values, strict=True):
@@ -149,8 +167,11 @@ class InProcessScorer:
         if returned is None:
             return None, None
         if isinstance(returned, Outcome):
-            unpaid = returned.status == "rejected" and not returned.value
-            return (rejected(returned.reason, self.floor) if unpaid else returned), None
+            if returned.status == "rejected" and not returned.value:
+                return rejected(returned.reason, self.floor if part.floor is None else part.floor), None
+            if returned.status == "scored":
+                _require_in_range(part, episode, float(returned.value or 0.0))
+            return returned, None
         if isinstance(returned, (bool, np.bool_)) or not isinstance(returned, (int, float, np.integer, np.floating)):
             raise RewardError(
                 f"{part.label()} returned a {type(returned).__name__} ({_short(returned)}) for {_whose(episode)}; "
@@ -163,6 +184,7 @@ class InProcessScorer:
         if not math.isfinite(value):
             fault = f"returned {_short(returned)}, which is not finite"
             return void(f"{part.label()} {fault}"), f"{fault}, for {_whose(episode)}"
+        _require_in_range(part, episode, value)
         return scored(value), None
 
     def _count(self, part: RewardPart, faults: Sequence[str | None]) -> None:
@@ -180,24 +202,67 @@ class InProcessScorer:
         if failed:
             _LOG.warning("%s failed for %d of %d episodes (void): %s", part.label(), failed, len(faults), first)
 
-    def _verdict(self, episode: Episode, parts: Mapping[str, Outcome]) -> Verdict:
-        raw = None
-        metric = next((part for part in self.parts if part.metric and part.name in parts), None)
-        if metric is not None and metric.metric is not None:
-            raw = metric.metric(episode, parts[metric.name])
-        weights = {part.name: part.weight for part in self.parts}
-        reasons = [f"{name}: {outcome.reason}" for name, outcome in parts.items() if outcome.reason]
-        broken = [name for name, outcome in parts.items() if outcome.status == "void" and weights[name] != 0]
-        if broken or not parts:
-            return Verdict(void("; ".join(reasons) or "no reward applies to this episode"), parts, None)
-        counted = [(weights[name], outcome) for name, outcome in parts.items() if outcome.status != "void"]
-        total = sum(weight * float(outcome.value or 0.0) for weight, outcome in counted)
-        if not math.isfinite(total):
-            raise RewardError(f"the weighted sum of the rewards is {total} for {_whose(episode)}; use smaller weights")
-        status: Literal["scored", "rejected"] = "scored"
-        if counted and all(outcome.status == "rejected" for _, outcome in counted):
-            status = "rejected"
-        return Verdict(Outcome(status, total, "; ".join(reasons)), parts, raw)
+
+async def judge(
+    parts: Sequence[RewardPart],
+    episodes: Sequence[Episode],
+    outcomes: Callable[[Sequence[Episode]], Awaitable[Sequence[Outcomes]]],
+) -> list[Verdict]:
+    """Verdicts by weighing what `outcomes` says of the sound episodes; an episode that failed or was cancelled is void.
+
+    outcomes: for every episode given, the outcomes of the parts that apply, by name.
+    """
+    broken = {place for place, e in enumerate(episodes) if e.finish_reason in ("error", "cancelled")}
+    sound = [e for place, e in enumerate(episodes) if place not in broken]
+    found = iter(await outcomes(sound) if sound else ())
+    verdicts = []
+    for place, episode in enumerate(episodes):
+        if place in broken:
+            verdicts.append(Verdict(void(f"the episode ended by {episode.finish_reason}: {episode.error}")))
+        else:
+            verdicts.append(weigh(parts, episode, next(found)))
+    if sound and not any(verdict.parts for verdict in verdicts):
+        _LOG.warning("every reward returned None (not applicable) for all %d episodes: all are void", len(sound))
+    return verdicts
+
+
+def weigh(parts: Sequence[RewardPart], episode: Episode, outcomes: Mapping[str, Outcome]) -> Verdict:
+    """The verdict over the outcomes of the parts that apply; see `InProcessScorer`. Raises RewardError on overflow."""
+    raw = None
+    metric = next((part for part in parts if part.metric and part.name in outcomes), None)
+    if metric is not None and metric.metric is not None:
+        raw = metric.metric(episode, outcomes[metric.name])
+    weights = {part.name: part.weight for part in parts}
+    reasons = [f"{name}: {outcome.reason}" for name, outcome in outcomes.items() if outcome.reason]
+    broken = [name for name, outcome in outcomes.items() if outcome.status == "void" and weights[name] != 0]
+    if broken or not outcomes:
+        return Verdict(void("; ".join(reasons) or NOTHING_APPLIES), outcomes, None)
+    counted = [(weights[name], outcome) for name, outcome in outcomes.items() if outcome.status != "void"]
+    total = sum(weight * float(outcome.value or 0.0) for weight, outcome in counted)
+    if not math.isfinite(total):
+        raise RewardError(f"the weighted sum of the rewards is {total} for {_whose(episode)}; use smaller weights")
+    status: Literal["scored", "rejected"] = "scored"
+    if counted and all(outcome.status == "rejected" for _, outcome in counted):
+        status = "rejected"
+    return Verdict(Outcome(status, total, "; ".join(reasons)), outcomes, raw)
+
+
+def described(parts: Sequence[RewardPart]) -> tuple[str, ...]:
+    """One line a part: weight, how its function was understood, its declared range, which is the task metric."""
+    first = next((part.name for part in parts if part.metric), None)
+    return tuple(
+        f"{part.name}: weight {part.weight:g}, signature {part.signature}"
+        + (f", from {part.source}" if part.source and part.source != part.name else "")
+        + (f", in [{part.low:g}, {part.high:g}]" if math.isfinite(part.low) and math.isfinite(part.high) else "")
+        + (", sees all siblings of a group" if part.siblings else "")
+        + (", task metric" if part.name == first else "")
+        for part in parts
+    )
+
+
+def unit_of(parts: Sequence[RewardPart]) -> Literal["episode", "group"]:
+    """What must not be split over two calls of a scorer with these parts."""
+    return "group" if any(part.siblings for part in parts) else "episode"
 
 
 @dataclass(frozen=True)
@@ -207,9 +272,9 @@ class _Raised:
     text: str
 
 
-async def _value(function: Callable[[Episode], Any], episode: Episode) -> Any:
+async def _value(function: Callable[[Episode], Any], episode: Episode, threaded: bool = False) -> Any:
     try:
-        returned = function(episode)
+        returned = await asyncio.to_thread(function, episode) if threaded else function(episode)
         return await returned if inspect.isawaitable(returned) else returned
     except RewardError:
         raise
@@ -223,6 +288,11 @@ async def _batch_values(part: RewardPart, function: BatchedReward, episodes: Seq
         if len(episodes) == 1:
             return [returned]
         return [value for episode in episodes for value in await _batch_values(part, function, [episode])]
+    return _listed(part, episodes, returned)
+
+
+def _listed(part: RewardPart, episodes: Sequence[Episode], returned: Any) -> list[Any]:
+    """One value an episode, checked for kind and length."""
     if isinstance(returned, np.ndarray) and returned.ndim == 1:
         returned = returned.tolist()
     if not isinstance(returned, (list, tuple)):
@@ -235,6 +305,29 @@ async def _batch_values(part: RewardPart, function: BatchedReward, episodes: Seq
             f"{part.label()} returned {len(returned)} values for {len(episodes)} completions; return one each"
         )
     return list(returned)
+
+
+async def _sibling_values(part: RewardPart, function: BatchedReward, episodes: Sequence[Episode]) -> list[Any]:
+    """A group-wise function is called group by group; a group it raises for is void as a whole."""
+    groups: dict[str, list[int]] = {}
+    for place, episode in enumerate(episodes):
+        groups.setdefault(episode.group_id, []).append(place)
+    values: list[Any] = [None] * len(episodes)
+    for places in groups.values():
+        siblings = [episodes[place] for place in sorted(places, key=lambda place: episodes[place].member)]
+        returned = await _value(function.call, siblings)  # type: ignore[arg-type]
+        found = [returned] * len(siblings) if isinstance(returned, _Raised) else _listed(part, siblings, returned)
+        for place, value in zip(sorted(places, key=lambda place: episodes[place].member), found, strict=True):
+            values[place] = value
+    return values
+
+
+def _require_in_range(part: RewardPart, episode: Episode, value: float) -> None:
+    if not part.low <= value <= part.high:
+        raise RewardError(
+            f"{part.label()} returned {value:g} for {_whose(episode)}, outside its declared range "
+            f"[{part.low:g}, {part.high:g}]; mend the function, or declare another range"
+        )
 
 
 def _whose(episode: Episode) -> str:

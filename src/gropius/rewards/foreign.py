@@ -1,6 +1,7 @@
 """Reward functions written for other libraries, taken unchanged: which signature it is, and the call it expects.
 
     ours       f(episode) -> Outcome | number | None
+    group      f(siblings) -> list of numbers, Outcomes or None                   all siblings of one group; ours too
     TRL        f(prompts, completions, **columns) -> list of numbers or None      keyword lists, one entry an episode
     verl       f(data_source, solution_str, ground_truth, extra_info) -> number | {"score": number}
     OpenRLHF   f(queries, prompts, labels) -> tensor, list or {"rewards": tensor}
@@ -23,13 +24,14 @@ from gropius.rewards.base import BatchedReward, Signature
 from gropius.types import Episode, Message
 
 _P = inspect.Parameter
+GROUP_NAMES = ("siblings", "episodes", "group")
 _NAMED = (_P.POSITIONAL_OR_KEYWORD, _P.KEYWORD_ONLY)
 
 
 def detect(name: str, function: Callable[..., Any]) -> Signature:
     """Which library's signature a function has, by the names of its parameters.
 
-    Raises RecipeError showing the signature found and the four that are taken.
+    Raises RecipeError showing the signature found and those that are taken.
     """
     try:
         parameters = inspect.signature(function).parameters
@@ -47,9 +49,10 @@ def detect(name: str, function: Callable[..., Any]) -> Signature:
     positional = (_P.POSITIONAL_ONLY, _P.POSITIONAL_OR_KEYWORD)
     required = [p for p in parameters.values() if p.default is _P.empty and p.kind in (*positional, _P.KEYWORD_ONLY)]
     if len(required) == 1 and required[0].kind in positional:
-        return "episode"
+        return "group" if required[0].name in GROUP_NAMES else "episode"
     raise RecipeError(
         f"reward {name}: cannot tell how to call {name}{inspect.signature(function)}. Write one of: f(episode), "
+        "f(siblings) (a whole group), "
         "f(prompts, completions, **columns) (TRL), f(data_source, solution_str, ground_truth, extra_info) (verl), "
         "f(queries, prompts, labels) (OpenRLHF)"
     )
@@ -62,6 +65,8 @@ def adapt(name: str, function: Callable[..., Any]) -> tuple[Signature, Callable[
         return signature, BatchedReward(lambda episodes: _call_trl(name, function, episodes))
     if signature == "OpenRLHF":
         return signature, BatchedReward(lambda episodes: _call_openrlhf(name, function, episodes))
+    if signature == "group":
+        return signature, BatchedReward(function, siblings=True)
     if signature == "verl":
         return signature, lambda episode: _call_verl(name, function, episode)
     return signature, function

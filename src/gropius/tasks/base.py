@@ -24,6 +24,7 @@ class TaskSet:
     masked) in turn, beginning and ending with "assistant"; `demonstration` gives that form for both kinds.
     environment: makes a fresh single-use partner for one episode of a task; None for single-turn tasks. Its `start()`
     returns the same messages as `task.messages()`. rewards: names of the rewards used when a recipe names none.
+    sandbox: the weakest isolation that the environment takes for programs of the model; "" when it runs none.
     notes: what was recognised, for a person to read. fingerprint: sha256 over all rows of both halves, in order.
     """
 
@@ -36,6 +37,7 @@ class TaskSet:
     system_prompt: str | None
     notes: tuple[str, ...]
     fingerprint: str
+    sandbox: str = ""
 
     def __post_init__(self) -> None:
         if not self.train:
