@@ -124,6 +124,8 @@ def site(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]
     browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
     try:
         site = Site(browser, port)
+        still = [{"name": "prefers-reduced-motion", "value": "reduce"}]
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": still})
         site.open(f"/?token={TOKEN}")
         site.run("localStorage.setItem('language', 'en'); localStorage.setItem('theme', 'light')")
         yield site

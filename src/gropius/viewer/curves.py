@@ -58,10 +58,10 @@ def series(store: RunStore, index: RunIndex | None = None) -> dict[str, Any]:
     """Every metric by name: steps, values (null where missing or not finite), unit and meaning.
 
     More than 1,500 steps are thinned: of each stretch the first, the lowest, the highest and the last value stay.
-    Added to what is logged: `tokens_per_s`, and `reward/low`, `reward/high` where every step of the run is indexed.
+    Added to what is logged: `tokens_per_s`, and `reward/low`, `reward/high` where every step with a reward is indexed.
     """
     rows = {step: {**_speed(row), **row} for step, row in store.metrics().items()}
-    bands = _bands(index, set(rows)) if index else {}
+    bands = _bands(index, {step for step, row in rows.items() if row.get("reward") is not None}) if index else {}
     for step, (low, high) in bands.items():
         rows[step] |= {"reward/low": low, "reward/high": high}
     names = list(dict.fromkeys(name for row in rows.values() for name in row if name != "step"))

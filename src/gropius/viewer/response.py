@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -120,11 +119,12 @@ def token_window(store: RunStore, step: int, group_id: str, member: int, start: 
     )
 
 
-def arithmetic(store: RunStore, step: int, group_id: str, member: int) -> dict[str, Any]:
-    """Ratio, flat branch, surrogate, KL, contribution and gradient of every token, by `objective.loss` in float64.
+def arithmetic(store: RunStore, step: int, group_id: str, member: int, start: int = 0) -> dict[str, Any]:
+    """Ratio, flat branch, surrogate, KL, contribution and gradient of a window of tokens, by `objective.loss`.
 
     Uses the recorded weights and advantages, so it is what training did, not a guess from this group alone. `missing`
-    says what the record lacks; `gap` is the largest difference from the recorded contributions.
+    says what the record lacks; `gap` is the largest difference from the recorded contributions, and `sum`, `gap` and
+    `most` (the largest size of each number) are of the whole response, whatever the window.
     """
     records = store.records(step, group_id, member)
     objective = store.objective()
@@ -135,7 +135,12 @@ def arithmetic(store: RunStore, step: int, group_id: str, member: int) -> dict[s
     lacking = [name for name in needed if getattr(record, name) is None]
     if lacking or record.advantage is None:
         return {"missing": ", ".join(lacking or ["advantage"])}
-    return dict(strict(evaluate(objective, record)))
+    made = evaluate(objective, record)
+    lists = {name: values for name, values in made.items() if isinstance(values, list)}
+    most = {name: max((abs(value) for value in values), default=0.0) for name, values in lists.items()}
+    first = max(start, 0)
+    window = {name: values[first : first + WINDOW] for name, values in lists.items()}
+    return dict(strict({**made, **window, "start": first, "most": most}))
 
 
 def evaluate(objective: Objective, record: ResponseRecord) -> dict[str, Any]:
@@ -197,13 +202,9 @@ def balance(store: RunStore, step: int) -> dict[str, Any] | None:
     table = store.table(step, ["contribution", "update"])
     if table is None or not isinstance(logged, int | float):
         return None
-    lists = [values for values in table.column("contribution").to_pylist() if values is not None]
-    if not lists:
+    column = table.column("contribution")
+    if column.null_count == len(column):
         return None
     count = max(1, len({update for update in table.column("update").to_pylist() if update != NEVER_TRAINED}))
-    total = _total(lists) / count
+    total = math.fsum(np.sum(chunk.flatten().to_numpy()) for chunk in column.chunks) / count
     return dict(strict({"sum": total, "logged": float(logged), "gap": total - float(logged), "updates": count}))
-
-
-def _total(lists: Sequence[Sequence[float]]) -> float:
-    return math.fsum(math.fsum(values) for values in lists)

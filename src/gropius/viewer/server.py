@@ -121,7 +121,8 @@ class Views:
 
     def arithmetic(self, request: Request) -> Any:
         """The loss of each of its tokens."""
-        return self._with_store(request, lambda s: arithmetic(s, *_place(request), _member(request)))
+        start = _whole(request.query_params.get("start"), 0, "start") or 0
+        return self._with_store(request, lambda s: arithmetic(s, *_place(request), _member(request), start))
 
     def _with_store(self, request: Request, answer: Callable[[RunStore], Any]) -> Any:
         store = self.library.store(request.path_params["run"])

@@ -98,7 +98,7 @@ class RunStore:
                     if member is not None:
                         wanted = pc.and_(wanted, pc.equal(keys.column("member"), member))
                     if pc.any(wanted).as_py():
-                        found.append(file.read_row_group(row_group).filter(wanted))
+                        found.append(_some_rows(file, row_group, wanted))
             return from_table(pa.concat_tables(found)) if found else []
         except FileNotFoundError:
             return []
@@ -148,6 +148,13 @@ def _signature(path: Path) -> tuple[int, int]:
     except OSError:
         return 0, 0
     return status.st_size, status.st_mtime_ns
+
+
+def _some_rows(file: pq.ParquetFile, row_group: int, wanted: pa.ChunkedArray) -> pa.Table:
+    """Some rows of a row group, a column at a time, so that never more than one whole column is in memory."""
+    names = file.schema_arrow.names
+    columns = [file.read_row_group(row_group, columns=[name]).filter(wanted).column(name) for name in names]
+    return pa.table(dict(zip(names, columns, strict=True)))
 
 
 def _may_hold(file: pq.ParquetFile, row_group: int, group_id: str) -> bool:

@@ -22,7 +22,7 @@ export function colours() {
   const style = getComputedStyle(document.documentElement);
   const pick = (name) => style.getPropertyValue(`--${name}`).trim();
   return { ink: pick("ink"), soft: pick("soft"), line: pick("line"), accent: pick("accent"), minus: pick("minus"),
-    paper: pick("paper"), third: pick("third"), font: pick("sans") };
+    paper: pick("paper"), third: pick("third"), warn: pick("warn"), font: pick("sans") };
 }
 
 // spec: {title, meaning, unit, x, lines: [{name, x, y, low, high, colour, dash, step}], marks: [{x, text}], height, range}
@@ -106,10 +106,17 @@ function layout(spec) {
     font: { family: c.font, color: c.ink, size: 11 }, showlegend: spec.lines.length > 1 && spec.legend !== false,
     legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, itemwidth: 18, font: { size: 10.5, color: c.soft }, bgcolor: "rgba(0,0,0,0)" },
     xaxis: { ...axis, showgrid: false, title: spec.showX ? { text: plain(spec.x || ""), font: { size: 11, color: c.soft } } : undefined, type: spec.categories ? "category" : undefined },
-    yaxis: { ...axis, range: spec.range, nticks: 5, title: spec.y ? { text: plain(spec.y), font: { size: 11, color: c.soft } } : undefined }, barmode: "group", bargap: 0.35,
+    yaxis: { ...axis, range: spec.range || level(spec), nticks: 5, title: spec.y ? { text: plain(spec.y), font: { size: 11, color: c.soft } } : undefined }, barmode: "group", bargap: 0.35,
     hovermode: "x", hoverlabel: { bgcolor: c.paper, bordercolor: c.line, font: { color: c.ink, size: 11.5 } },
-    shapes: (spec.marks || []).map((mark) => ({ type: "line", x0: mark.x, x1: mark.x, yref: "paper", y0: 0, y1: 1, line: { color: c.minus, width: 1, dash: "dot" } })),
+    shapes: (spec.marks || []).map((mark) => ({ type: "line", x0: mark.x, x1: mark.x, yref: "paper", y0: 0, y1: 1, line: { color: c[mark.colour || "soft"], width: 1, dash: "dot" } })),
   };
+}
+
+// A line that never moves gets an axis of its own size instead of one from -1 to 1.
+function level(spec) {
+  const values = spec.lines.flatMap((line) => line.y).filter((y) => y !== null && y !== undefined);
+  if (!values.length || values.some((y) => y !== values[0])) return undefined;
+  return values[0] ? [Math.min(0, 2 * values[0]), Math.max(0, 2 * values[0])] : [-0.5, 0.5];
 }
 
 // The library reads a little markup in names; ours have none.

@@ -37,7 +37,7 @@ function windowOf(query) {
 
 function makeView(where, query) {
   const { id, step, groupId, member, base, head } = where;
-  const model = { head, windows: new Map(), made: null, shade: query.get("shade") in SHADES ? query.get("shade") : "credit", at: Number(query.get("token") ?? -1) };
+  const model = { head, windows: new Map(), explained: new Map(), made: null, shade: query.get("shade") in SHADES ? query.get("shade") : "credit", at: Number(query.get("token") ?? -1) };
   const pane = h("div", { class: "tokens", role: "listbox", tabindex: 0, "aria-label": t("tokens.title"), "aria-orientation": "horizontal", onkeydown: (event) => { if (move(event)) event.preventDefault(); } });
   const aside = h("aside", { class: "token-facts", "aria-label": t("token.facts"), "aria-live": "polite" });
   const legend = h("p", { class: "legend" });
@@ -91,8 +91,10 @@ function makeView(where, query) {
     if (!model.windows.has(wanted)) model.windows.set(wanted, await get(`${base}/tokens`, { start: wanted }));
     model.start = wanted;
     if (at !== null) model.at = at;
+    model.made = model.explained.get(wanted) ?? null;
     fill();
     pane.scrollTop = 0;
+    explain();
   }
 
   function shades() {
@@ -105,14 +107,14 @@ function makeView(where, query) {
   const value = (name, i) => {
     const found = model.windows.get(model.start);
     const s = SHADES[name];
-    const raw = s.made ? model.made?.[s.column]?.[i] : found.columns[s.column]?.[i - found.start];
+    const raw = s.made ? model.made?.[s.column]?.[i - found.start] : found.columns[s.column]?.[i - found.start];
     return typeof raw === "boolean" ? Number(raw) : raw;
   };
 
   function paint() {
     const name = shade.value || model.shade;
     const s = SHADES[name];
-    const most = s.made ? Math.max(0, ...(model.made?.[s.column] || []).map((x) => Math.abs(Number(x)))) : head.scales[s.column] || 0;
+    const most = s.made ? Number(model.made?.most[s.column] ?? 0) : head.scales[s.column] || 0;
     for (const node of pane.querySelectorAll(".token")) {
       const x = value(name, Number(node.dataset.i));
       const level = x === null || x === undefined || !most ? 0 : Math.round((LEVELS * x) / most);
@@ -161,7 +163,12 @@ function makeView(where, query) {
   }
 
   async function explain() {
-    const made = await get(`${base}/arithmetic`).catch((error) => ({ missing: error.message }));
+    const start = model.start;
+    if (model.explained.has(start)) return;
+    const made = await get(`${base}/arithmetic`, { start }).catch((error) => ({ missing: error.message }));
+    if (made.missing) model.made = null;
+    else model.explained.set(start, made);
+    if (start !== model.start) return;
     model.made = made.missing ? null : made;
     shades();
     paint();
@@ -207,19 +214,20 @@ function tokenFacts(where, found, made, i, local) {
   pair("token.advantage", column("advantage") === null ? undefined : signed(column("advantage")));
   pair("token.weight", column("weight") === undefined ? undefined : num(column("weight")));
   if (made) {
-    pair("token.ratio", num(made.ratio[i]), made.clipped[i] ? t("token.flat") : null);
-    pair("token.surrogate", signed(made.surrogate[i]));
-    if (where.head.kl_in_loss) pair("token.kl", num(made.kl[i]), `× ${num(where.head.coefficient)}`);
-    pair("token.contribution", signed(made.contribution[i]), equation(where.head, column("weight"), made, i));
-    pair("token.gradient", signed(made.gradient[i]));
+    const at = local;
+    pair("token.ratio", num(made.ratio[at]), made.clipped[at] ? t("token.flat") : null);
+    pair("token.surrogate", signed(made.surrogate[at]));
+    if (where.head.kl_in_loss) pair("token.kl", num(made.kl[at]), `× ${num(where.head.coefficient)}`);
+    pair("token.contribution", signed(made.contribution[at]), equation(where.head, column("weight"), made, local));
+    pair("token.gradient", signed(made.gradient[at]));
   } else pair("token.contribution", column("contribution") === undefined ? undefined : signed(column("contribution")));
   return [heading, h("dl", { class: "pairs" }, pairs)];
 }
 
-function equation(head, weight, made, i) {
-  const factor = made.correction[i] === 1 ? "" : `${num(made.correction[i])} · `;
-  const kl = head.kl_in_loss ? ` + ${num(head.coefficient)} · ${num(made.kl[i])}` : "";
-  return `${num(weight)} · (−${factor}${made.surrogate[i] < 0 ? `(${signed(made.surrogate[i])})` : num(made.surrogate[i])}${kl})`;
+function equation(head, weight, made, at) {
+  const factor = made.correction[at] === 1 ? "" : `${num(made.correction[at])} · `;
+  const kl = head.kl_in_loss ? ` + ${num(head.coefficient)} · ${num(made.kl[at])}` : "";
+  return `${num(weight)} · (−${factor}${made.surrogate[at] < 0 ? `(${signed(made.surrogate[at])})` : num(made.surrogate[at])}${kl})`;
 }
 
 function sums(head, made) {

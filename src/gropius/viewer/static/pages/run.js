@@ -42,7 +42,7 @@ export async function runPage(main, [id]) {
   trail({ text: t("runs.title"), href: "/" }, { text: run.name });
   const status = h("p", { class: "status" });
   const figures = new Map();
-  const marks = run.findings.filter((f) => Number.isInteger(f.step)).map((f) => ({ x: f.step, text: String(f.name || "") }));
+  const marks = run.findings.filter((f) => Number.isInteger(f.step)).map((f) => ({ x: f.step, text: String(f.name || ""), colour: "warn" }));
   const body = h("div", { class: "panels" });
   const state = { run, curves };
   const sayStatus = () => replace(status,
