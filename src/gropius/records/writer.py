@@ -218,7 +218,11 @@ def delete_run(folder: Path) -> None:
 
 def _written_by_a_run(name: str) -> bool:
     known = (LOCK, RESOLVED, METRICS, FINDINGS, ROLLOUTS, CHECKPOINTS, LOGS, MODEL)
-    return name in known or (name.startswith(".") and ".tmp-" in name)
+    return name in known or _is_temporary(name)
+
+
+def _is_temporary(name: str) -> bool:
+    return name.startswith(".") and ".tmp-" in name
 
 
 def write_whole(path: Path, data: bytes | pa.Buffer) -> None:
@@ -305,8 +309,8 @@ def refuse_taken(folder: Path) -> None:
     """
     if folder.exists() and not folder.is_dir():
         raise RunFolderError(f"{folder}: is a file, and a run folder goes there; write another out or name")
-    if not folder.exists() or all(entry.name == LOCK for entry in folder.iterdir()):
-        return
+    if not folder.exists() or all(entry.name == LOCK or _is_temporary(entry.name) for entry in folder.iterdir()):
+        return  # what a run leaves that was killed before it had written its recipe
     other = "write another name (--set name=…) or out (--set out=…)"
     if not (folder / RESOLVED).is_file():
         raise RunFolderError(f"{folder}: is not empty and holds no run; {other}")
