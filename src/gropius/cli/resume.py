@@ -1,4 +1,4 @@
-"""`gropius resume RUN`: go on from the last complete checkpoint."""
+"""`gropius resume RUN`: go on from the last complete checkpoint, to the same bits."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from gropius.cli.console import Console, print_outcome
-from gropius.cli.options import TrustCode
+from gropius.cli.options import Settings, TrustCode
 from gropius.cli.target import of_run
-from gropius.errors import RunFolderError
 
 
 def command(
@@ -18,29 +17,21 @@ def command(
     step: Annotated[
         int | None, typer.Option("--step", metavar="N", help="Which checkpoint; the newest whole one.")
     ] = None,
+    settings: Settings = [],  # noqa: B006
     trust_code: TrustCode = False,
 ) -> None:
-    """Continue a run from its last complete checkpoint, with the recipe it began with."""
+    """Continue a run from its last complete checkpoint, or from its beginning where it has none yet.
+
+    Its recipe, data, code and tokenizer must be those it began with; --set changes the few keys that are harmless (how
+    many steps, what is measured, logged and kept).
+    """
     from gropius.recipe import refuse_user_code
     from gropius.records.reader import RunReader
 
-    reader = RunReader(run)
-    resolved = of_run(reader)
-    checkpoints = reader.checkpoints()
-    if not checkpoints:
-        raise RunFolderError(
-            f"{run}: no complete checkpoint, and a run goes on from one; train anew under another name "
-            "(--set name=…), with --set checkpoint.every=10 to have one on the way"
-        )
-    if step is not None and step not in checkpoints:
-        raise RunFolderError(
-            f"{run}: no complete checkpoint of step {step}; there are {', '.join(map(str, checkpoints))}"
-        )
-    if (checkpoints[-1] if step is None else step) >= resolved.train.steps:
-        raise RunFolderError(f"{run}: all {resolved.train.steps} steps are done; there is nothing to continue")
+    resolved = of_run(RunReader(run), settings)
     refuse_user_code(resolved, trusted=trust_code)
     from gropius import build
 
     with Console() as console:
-        folder = build.resume(run, step, console)
+        folder = build.resume(run, step, console, settings)
     print_outcome(console, folder)

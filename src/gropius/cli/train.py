@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
 from gropius.cli.console import Console, print_outcome
 from gropius.cli.options import Name, Out, Overwrite, Recipe, Settings, TrustCode
 from gropius.cli.target import for_run
+from gropius.errors import RunFolderError, UsageError
+
+if TYPE_CHECKING:
+    from gropius.recipe import Resolved
 
 
 def command(
@@ -13,19 +22,65 @@ def command(
     name: Name = None,
     out: Out = None,
     overwrite: Overwrite = False,
+    fork: Annotated[
+        str | None, typer.Option("--fork", metavar="RUN[@N]", help="Start from the whole state of a run, after step N.")
+    ] = None,
     trust_code: TrustCode = False,
 ) -> None:
     """Train by group-relative policy optimisation, measure before and after, and record everything in a run folder."""
     resolved = for_run(recipe, settings, (name, out), trust_code)
     from gropius.records.writer import delete_run, refuse_taken
 
+    source = None if fork is None else run_and_step(fork)
+    if source is not None and source[0].resolve() == resolved.folder.resolve():
+        raise UsageError(f"--fork {fork}: the new run needs a folder of its own; write --name NAME")
     if overwrite:
         delete_run(resolved.folder)
+    refuse_unfinished(resolved)
     refuse_taken(resolved.folder)
     from gropius import build
 
     with Console() as console:
         for note in resolved.notes:
             console.note(note)
-        folder = build.train(resolved, console)
+        folder = build.train(resolved, console) if source is None else build.fork(resolved, source, console)
     print_outcome(console, folder)
+
+
+def run_and_step(text: str) -> tuple[Path, int | None]:
+    """Split `RUN` or `RUN@N`.
+
+    >>> run_and_step("runs/a@20")
+    (PosixPath('runs/a'), 20)
+    """
+    name, at, number = text.rpartition("@")
+    if not at or Path(text).is_dir():
+        return Path(text), None
+    if not number.isdecimal():
+        raise UsageError(f"{text}: after @ goes the number of a step, for example {name}@20")
+    return Path(name), int(number)
+
+
+def refuse_unfinished(resolved: Resolved) -> None:
+    """The same command line again, on a run that is not over: say how far it is and how to go on.
+
+    Errors: RunFolderError. Every other taken folder is left to `refuse_taken`.
+    """
+    from gropius.records.reader import RunReader
+    from gropius.records.writer import RESOLVED, lock_holder
+
+    folder = resolved.folder
+    if not (folder / RESOLVED).is_file() or lock_holder(folder) is not None:
+        return
+    reader = RunReader(folder)
+    document = reader.resolved()
+    if document.get("sha256") != resolved.sha256:
+        return
+    done, saved = (reader.steps() or [0])[-1], reader.checkpoints()
+    if saved[-1:] == [resolved.train.steps]:
+        return
+    raise RunFolderError(
+        f"{folder}: this run was begun and is not over: step {done} of {resolved.train.steps} is recorded, "
+        f"{f'step {saved[-1]} is saved' if saved else 'no checkpoint is saved'}. Go on with: gropius resume {folder}   "
+        "(or begin anew with --overwrite, or another --name)"
+    )

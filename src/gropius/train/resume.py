@@ -141,7 +141,7 @@ def forked(source: tuple[Path, int | None], plan: Resolved) -> tuple[Path, Snaps
     """The checkpoint that a new run starts from. Errors: RunFolderError when there is none, or it is past the plan."""
     run, step = source
     RunReader(run)
-    start, _ = _read(run, step)
+    start, _ = read(run, step)
     model = start.facts["tables"]["model"]
     other = differences(model, plan.tables()["model"])
     if found := {f"model.{key}": pair for key, pair in other.items() if key not in COMPUTED}:
@@ -170,7 +170,7 @@ def lineage(
     return origin | {"differences": found}, tuple(notes)
 
 
-def _read(run: Path, step: int | None) -> tuple[Snapshot, tuple[str, ...]]:
+def read(run: Path, step: int | None) -> tuple[Snapshot, tuple[str, ...]]:
     """A checkpoint of a run that may be live: nothing is repaired, nothing is locked."""
     root = run / CHECKPOINTS
     if step is not None:
