@@ -171,7 +171,8 @@ def test_no_live_sequence_means_no_step():
 
 def test_a_loss_that_is_not_finite_names_its_rows_and_moves_nothing():
     rows = batch(seed=2)
-    sick = next(i for i, s in enumerate(rows) if not s.skipped and s.mask.sum() > 1)
+    sick = [i for i, s in enumerate(rows) if not s.skipped and s.mask.sum() > 1][-1]
+    assert any(s.skipped for s in rows[:sick])  # so that its place in the pack is not its place in the batch
     own = rows[sick].loss_positions[0]
     weight = rows[sick].weight.copy()
     weight[own] = np.inf
@@ -222,3 +223,23 @@ def test_an_anchor_without_a_live_row_is_refused():
     rows = batch(seed=2)
     with pytest.raises(ValueError, match="no log-probabilities"):
         learner().update(rows, [None] * len(rows))
+
+
+def test_clip_shares_count_the_side_of_the_ratio_over_every_token_with_weight():
+    rows = [
+        row([1, 2], [3, 4], member=0, advantage=np.array([1.0, 1.0])),
+        row([1, 2], [5, 6], member=1, advantage=np.array([-1.0, -1.0])),
+        row([1, 2], [7, 8, 9, 10], member=2, advantage=np.zeros(4), skipped=True),
+    ]
+    made = learner(objective=resolve("dapo", {}))
+    policy = [values if values is not None else np.zeros(4) for values in made.score(rows).logprobs]
+    # the first row's tokens: ratio e and 1/e with A > 0; the second's the same with A < 0
+    anchor = [policy[0] + np.array([-1.0, 1.0]), policy[1] + np.array([-1.0, 1.0]), policy[2]]
+    _, report = gradient(made, rows, anchor=anchor)
+    assert [c if c is None else c.astype(bool).tolist() for c in report.clipped] == [[True, False], [False, True], None]
+    found = {name: report.metrics[f"clip_ratio/{name}_mean"] for name in ("low", "high", "region")}
+    assert found == {"low": 1 / 8, "high": 1 / 8, "region": 2 / 8}
+
+    only_high = [dataclasses.replace(rows[0]), rows[2]]
+    _, report = gradient(made, only_high, anchor=[anchor[0], anchor[2]])
+    assert report.metrics["clip_ratio/high_mean"] == 1 / 6 and report.metrics["clip_ratio/low_mean"] == 0
