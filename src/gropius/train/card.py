@@ -14,7 +14,7 @@ from gropius.records.reader import RunReader
 from gropius.train.checkpoint import Snapshot
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-SHARES = (("mean", "mean"), ("pass", "pass"), ("maj", "maj"))
+SHARES = ("mean", "pass", "maj")
 
 
 def card(reader: RunReader, plan: Resolved, snapshot: Snapshot) -> str:
@@ -32,9 +32,8 @@ def card(reader: RunReader, plan: Resolved, snapshot: Snapshot) -> str:
         f"{snapshot.facts['state']['tokens_sampled']:,} sampled.",
         "## Held-out results",
         held_out or "Nothing was measured.",
-        "## Objective",
+        "## Objective",  # every field of it stands in the recipe below
         _block(formula(plan.objective)),
-        _block(json.dumps(plan.tables()["objective"], indent=2), "json"),
         "## Reward",
         _block("\n".join(origin["reward"])),
         f"Programs of the model: {isolation(document.get('sandbox'))}",
@@ -76,7 +75,7 @@ def held_out_table(rows: Sequence[Mapping[str, Any]], step: int) -> str:
     for row in measured:
         shares = (
             f"{row[f'held_out/{key}']:.3f} [{row[f'held_out/{key}_low']:.3f}, {row[f'held_out/{key}_high']:.3f}]"
-            for key, _ in SHARES
+            for key in SHARES
         )
         lines.append(f"| {row['step']} | {' | '.join(shares)} | {row['held_out/tasks']} | {row['held_out/samples']} |")
     return "\n".join(lines)
