@@ -71,6 +71,7 @@ def test_arithmetic_can_use_every_task_that_exists_and_no_more() -> None:
         arithmetic(digits=1, rows=(91, 10))
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 99), min_size=2, max_size=6), st.randoms(use_true_random=False))
 def test_products_come_before_sums(numbers: list[int], draw: random.Random) -> None:
     signs = [draw.choice("+-*") for _ in numbers[1:]]

@@ -26,7 +26,7 @@ from gropius.rewards.base import (
     outcome_as_metric,
     unit_of,
 )
-from gropius.rewards.mixed import MixedScorer, PoolSettings
+from gropius.rewards.mixed import MixedScorer, Pooled, PoolSettings
 from gropius.rewards.pool import PooledScorer
 from gropius.rewards.remote import remote
 from gropius.types import Episode, Outcome
@@ -55,24 +55,27 @@ def open_scorer(
     parts, base_dir, floor: as in `load_scorer`. The functions are looked at in a child process, never imported here.
     Raises RecipeError naming the part.
     """
-    functions = [(i, config) for i, config in enumerate(parts) if _is_own(config)]
-    if not functions:
+    where = ["own" if _is_own(config) else "apart" if config.get("name") in APART else "here" for config in parts]
+    if set(where) <= {"here"}:
         return load_scorer(parts, base_dir, floor)
-    looks = own.look([(str(c["name"]), c.get("options") or {}) for _, c in functions], base_dir)
+    functions = [i for i, place in enumerate(where) if place == "own"]
+    looks = own.look([(str(parts[i]["name"]), parts[i].get("options") or {}) for i in functions], base_dir)
     if refusals := [look.refused for look in looks if look.refused]:
         raise RecipeError("\n".join(refusals))
-    found = {i: look for (i, _), look in zip(functions, looks, strict=True)}
+    found = {**{i: own.Look("built-in") for i, place in enumerate(where) if place == "apart"},
+             **dict(zip(functions, looks, strict=True))}  # fmt: skip
     built = _named([_part(config, base_dir, found.get(i)) for i, config in enumerate(parts)])
-    pooled = [built[i].name for i, _ in functions]
-    inline = [part for part in built if part.name not in pooled]
-    configs = [{**dict(config), "part": name} for (_, config), name in zip(functions, pooled, strict=True)]
+    inline = [part for part, place in zip(built, where, strict=True) if place == "here"]
     chosen = settings or PoolSettings()
-    return MixedScorer(
-        tuple(built),
-        InProcessScorer(inline, floor, unit_of(inline)) if inline else None,
-        PooledScorer(configs, base_dir, floor, chosen.workers, chosen.deadline_s),
-        frozenset(pooled),
-    )
+    pools = []
+    for kind in ("own", "apart"):
+        if places := [i for i, place in enumerate(where) if place == kind]:
+            configs = [{**dict(parts[i]), "part": built[i].name} for i in places]
+            deadline_s = max(chosen.deadline_s, APART_S) if kind == "apart" else chosen.deadline_s
+            pool = PooledScorer(configs, base_dir, floor, chosen.workers, deadline_s)
+            pools.append(Pooled(tuple(built[i].name for i in places), pool))
+    here = InProcessScorer(inline, floor, unit_of(inline)) if inline else None
+    return MixedScorer(tuple(built), here, pools)
 
 
 def load_scorer(parts: Sequence[Mapping[str, Any]], base_dir: Path, floor: float = 0.0) -> InProcessScorer:
@@ -123,7 +126,8 @@ def _part(config: Mapping[str, Any], base_dir: Path, look: own.Look | None) -> R
         raise RecipeError(f"reward {name}: floor = {floor!r}; write a finite number")
     low, high = _range(name, config.get("range"))
     if name in REWARDS:
-        function = REWARDS[name](**check_options(f"reward {name}", REWARDS[name], options, RecipeError))
+        checked = check_options(f"reward {name}", REWARDS[name], options, RecipeError)
+        function = REWARDS[name](**checked) if look is None else _elsewhere
         part = RewardPart(name, float(weight), function, METRICS.get(name), threaded=name in BLOCKING)
     elif not names_a_function(name):
         raise RecipeError(f'reward "{name}" is unknown; {did_you_mean(name, REWARDS)} Your own: "module:function"')
@@ -176,6 +180,13 @@ def _code(
     return code.code(minimum=tier, wall_s=wall_s, memory_mb=memory_mb, partial=partial, slots=slots)
 
 
+def _reasoning_gym(*, tag: str = "answer", partial: bool = False, wall_s: float = 5.0, memory_mb: int = 2048) -> Reward:
+    """The family's own scorer, in a confined child; see `gropius.rewards.gym.reasoning_gym`."""
+    from gropius.rewards import gym
+
+    return gym.reasoning_gym(tag=tag, partial=partial, wall_s=wall_s, memory_mb=memory_mb)
+
+
 def _passed(episode: Episode, outcome: Outcome) -> float | None:
     """1 when everything passed, 0 otherwise, None when void: what partial credit does not change."""
     return None if outcome.status == "void" else float(outcome.status == "scored" and outcome.value == 1.0)
@@ -190,6 +201,7 @@ REWARDS: dict[str, Callable[..., Reward | BatchedReward]] = {
     "environment": text.environment,
     "math": _math,
     "code": _code,
+    "reasoning_gym": _reasoning_gym,
     "remote": remote,
     "diversity": groupwise.diversity,
     "brevity": groupwise.brevity,
@@ -202,6 +214,7 @@ METRICS: dict[str, Metric] = {
     "environment": text.environment_metric,
     "math": outcome_as_metric,
     "code": _passed,
+    "reasoning_gym": _passed,
 }
 
 # Bounds of a scored value; what is not here has none unless a recipe declares them.
@@ -213,8 +226,11 @@ RANGES: dict[str, tuple[float, float]] = {
     "length": (-1.0, 1.0),
     "math": (0.0, 1.0),
     "code": (0.0, 1.0),
+    "reasoning_gym": (0.0, 1.0),
     "diversity": (0.0, 1.0),
     "brevity": (0.0, 1.0),
 }
 
+APART = frozenset({"reasoning_gym"})  # lets a library evaluate what a model wrote: never in the trainer's process
+APART_S = 60.0  # these bound every answer themselves; this is for a library that hangs outside of that
 BLOCKING = frozenset({"code"})  # waits for other processes, so it runs in a thread

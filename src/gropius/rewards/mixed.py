@@ -28,23 +28,31 @@ class PoolSettings:
     deadline_s: float = 10.0
 
 
+@dataclass(frozen=True)
+class Pooled:
+    """The parts (by name) that run in one pool."""
+
+    names: tuple[str, ...]
+    pool: PooledScorer
+
+
 @dataclass
 class MixedScorer:
-    """Judges by parts of two kinds: `inline` ones run here, the others in `pool`; weights are applied here.
+    """Judges by parts of two kinds: `inline` ones run here, the others in pools; weights are applied here.
 
-    parts: all, in the order of the recipe; their weights count, those inside the pool do not. What a pooled part is
-    worth comes back as its outcome; a call that was lost (deadline, crash) is void for every pooled part.
+    parts: all, in the order of the recipe; their weights count, those inside a pool do not. What a pooled part is
+    worth comes back as its outcome; a call that was lost (deadline, crash) is void for every part of that pool.
     """
 
     parts: Sequence[RewardPart]
     inline: InProcessScorer | None
-    pool: PooledScorer
-    pooled: frozenset[str]
+    pools: Sequence[Pooled]
     unit: Literal["episode", "group"] = field(init=False)
 
     def __post_init__(self) -> None:
         self.unit = unit_of(self.parts)
-        self.pool.unit = self.unit
+        for pooled in self.pools:
+            pooled.pool.unit = self.unit
 
     async def score(self, episodes: Sequence[Episode]) -> list[Verdict]:
         """One verdict an episode, in order. Raises RewardError naming the function that broke its contract."""
@@ -52,26 +60,33 @@ class MixedScorer:
 
     def describe(self) -> tuple[str, ...]:
         """One line a part, and where a person's functions run."""
-        pool = self.pool
-        processes = "process" if pool.workers == 1 else "processes"
-        where = f"{', '.join(sorted(self.pooled))}: in {pool.workers} {processes}, {pool.deadline_s:g} s a call"
-        return (*described(self.parts), where)
+        places = [
+            f"{', '.join(p.names)}: in {p.pool.workers} process{'' if p.pool.workers == 1 else 'es'}, "
+            f"{p.pool.deadline_s:g} s a call"
+            for p in self.pools
+        ]
+        return (*described(self.parts), *places)
 
     def close(self) -> None:
-        """End the pool's processes."""
-        self.pool.close()
+        """End the pools' processes."""
+        for pooled in self.pools:
+            pooled.pool.close()
 
     async def _outcomes(self, episodes: Sequence[Episode]) -> list[Outcomes]:
         here = self.inline.outcomes(episodes) if self.inline is not None else _nothing(len(episodes))
-        ours, verdicts = await asyncio.gather(here, self.pool.score(episodes))
+        ours, *answers = await asyncio.gather(here, *(self._asked(pooled, episodes) for pooled in self.pools))
+        order = [part.name for part in self.parts]
         found = []
-        for own, verdict in zip(ours, verdicts, strict=True):
-            parts = dict(verdict.parts)
-            if not parts and verdict.outcome.reason != NOTHING_APPLIES:
-                parts = {name: void(verdict.outcome.reason) for name in self.pooled}
-            found.append(
-                {part.name: {**own, **parts}[part.name] for part in self.parts if part.name in {**own, **parts}}
-            )
+        for outcomes in zip(ours, *answers, strict=True):
+            together = {name: outcome for some in outcomes for name, outcome in some.items()}
+            found.append({name: together[name] for name in order if name in together})
+        return found
+
+    async def _asked(self, pooled: Pooled, episodes: Sequence[Episode]) -> list[Outcomes]:
+        found = []
+        for verdict in await pooled.pool.score(episodes):
+            lost = not verdict.parts and verdict.outcome.reason != NOTHING_APPLIES
+            found.append({n: void(verdict.outcome.reason) for n in pooled.names} if lost else dict(verdict.parts))
         return found
 
 

@@ -15,11 +15,15 @@ from gropius.errors import DataError, did_you_mean
 from gropius.naming import check_options, load_function, names_a_function
 from gropius.tasks.arithmetic import arithmetic, times_table
 from gropius.tasks.base import TaskSet
+from gropius.tasks.competition import math
 from gropius.tasks.countdown import countdown
 from gropius.tasks.files import READERS
 from gropius.tasks.gsm8k import gsm8k
 from gropius.tasks.guess_number import guess_number
+from gropius.tasks.programs import code, humaneval, mbpp
+from gropius.tasks.reasoning_gym import reasoning_gym
 from gropius.tasks.sources import Reading, from_function, from_hub, from_path
+from gropius.tasks.tools import calculator, python_tool
 
 __all__ = ["TASKS", "TaskSet", "load_tasks"]
 
@@ -105,5 +109,12 @@ TASKS: dict[str, Callable[..., TaskSet]] = {
     "times_table": times_table,
     "countdown": countdown,
     "gsm8k": gsm8k,
+    "math": math,
+    "mbpp": mbpp,
+    "humaneval": humaneval,
+    "code": code,
     "guess_number": guess_number,
+    "calculator": calculator,
+    "python_tool": python_tool,
+    "reasoning_gym": reasoning_gym,
 }

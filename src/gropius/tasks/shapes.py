@@ -31,6 +31,8 @@ class Shape:
     """One recognised kind of row. needs: columns it is known by. prompt, answer: columns that hold them ("" for none).
 
     read_answer, read_prompt: from the cell and the whole row. rewards: suitable default rewards, () when none is sure.
+    solution: the reply that a gold answer makes, where it is not the answer itself. keeps_prompt: whether the
+    prompt of a row stays among the metadata as it stood, for a reward that puts a reply behind it.
     """
 
     name: str
@@ -40,6 +42,8 @@ class Shape:
     rewards: tuple[str, ...]
     read_answer: Callable[[Any, Mapping[str, Any]], Any] = lambda cell, row: cell
     read_prompt: Callable[[Any, Mapping[str, Any]], Any] = lambda cell, row: cell
+    solution: Callable[[Task], str] | None = None
+    keeps_prompt: Callable[[Any, Mapping[str, Any]], bool] = lambda cell, row: False
 
 
 def after_hashes(text: Any, row: Mapping[str, Any] | None = None) -> str | None:
@@ -84,15 +88,44 @@ def _mbpp_prompt(cell: Any, row: Mapping[str, Any]) -> Any:
     return f"{cell}\nYour code should pass this test:\n{tests[0]}" if isinstance(tests, list) and tests else cell
 
 
+def fenced(program: str) -> str:
+    """A program as a reply: one Python code block, line ends made plain.
+
+    >>> fenced("x = 1\\r\\n")
+    '```python\\nx = 1\\n```'
+    """
+    plain = program.replace("\r\n", "\n").strip("\n")
+    return f"```python\n{plain}\n```"
+
+
+def _program(task: Task) -> str:
+    return fenced(task.answer or "")
+
+
+def _completed(task: Task) -> str:
+    return fenced(f"{task.metadata.get('prompt', '')}{task.answer or ''}")
+
+
+def _opens_function(cell: Any, row: Mapping[str, Any]) -> bool:
+    """True for a prompt that is the head of the function under test, which the reply may go on from."""
+    return f"def {row.get('entry_point')}" in str(cell)
+
+
 def _boxed_solution(cell: Any, row: Mapping[str, Any]) -> Any:
     return last_boxed(cell)
 
 
 SHAPES: tuple[Shape, ...] = (
     Shape("verl", ("data_source", "prompt", "reward_model"), "prompt", "reward_model", (), _ground_truth),
-    Shape("HumanEval", ("prompt", "entry_point", "test"), "prompt", "canonical_solution", ()),
-    Shape("MBPP", ("text", "code", "test_list"), "text", "code", (), read_prompt=_mbpp_prompt),
-    Shape("MBPP", ("prompt", "code", "test_list"), "prompt", "code", (), read_prompt=_mbpp_prompt),
+    Shape("HumanEval", ("prompt", "entry_point", "test"), "prompt", "canonical_solution", ("code",),
+          solution=_completed, keeps_prompt=_opens_function),
+    Shape("MBPP", ("text", "code", "test_list"), "text", "code", ("code",), read_prompt=_mbpp_prompt,
+          solution=_program),
+    Shape("MBPP", ("prompt", "code", "test_list"), "prompt", "code", ("code",), read_prompt=_mbpp_prompt,
+          solution=_program),
+    Shape("code with input and output", ("prompt", "inputs", "outputs"), "prompt", "", ("code",)),
+    Shape("code with tests", ("prompt", "test_list"), "prompt", "", ("code",)),
+    Shape("code with tests", ("prompt", "cases"), "prompt", "", ("code",)),
     Shape("MATH", ("problem", "answer"), "problem", "answer", ("math",)),
     Shape("MATH", ("problem", "solution"), "problem", "solution", ("math",), _boxed_solution),
     Shape("GSM8K", ("question", "answer"), "question", "answer", ("last_number",), _question_answer),
@@ -102,7 +135,7 @@ SHAPES: tuple[Shape, ...] = (
     Shape("OpenRLHF", ("input", "label"), "input", "label", ("exact",)),
     Shape("prompt only", ("prompt",), "prompt", "", ()),
     Shape("prompt only", ("input",), "input", "", ()),
-)
+)  # fmt: skip
 
 
 def recognise(rows: Rows, columns: Mapping[str, str]) -> Shape:
@@ -131,7 +164,7 @@ def recognise(rows: Rows, columns: Mapping[str, str]) -> Shape:
     if columns.get("prompt", shape.prompt) != shape.prompt:
         shape = replace(shape, prompt=columns["prompt"], read_prompt=lambda cell, row: cell)
     if columns.get("answer", shape.answer) != shape.answer:
-        shape = replace(shape, answer=columns["answer"], read_answer=lambda cell, row: cell)
+        shape = replace(shape, answer=columns["answer"], read_answer=lambda cell, row: cell, solution=None)
     return shape
 
 
@@ -146,7 +179,8 @@ def to_task(row: Row, shape: Shape, key: str) -> Task:
     prompt = read_prompt(row.place, shape.prompt, cell if cell is None else shape.read_prompt(cell, row.values))
     gold = row.values.get(shape.answer) if shape.answer else None
     answer = None if gold is None else _text(shape.read_answer(gold, row.values))
-    metadata = {name: value for name, value in row.values.items() if name != shape.prompt}
+    kept = shape.keeps_prompt(cell, row.values)
+    metadata = {name: value for name, value in row.values.items() if name != shape.prompt or kept}
     return Task(key, prompt, answer, metadata)
 
 

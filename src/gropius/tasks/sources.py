@@ -69,7 +69,9 @@ def from_rows(name: str, rows: Rows, unseen: Rows | None, reading: Reading) -> T
         name=name,
         train=train,
         held_out=held_out,
-        solution=reading.solution or (_answer if all(task.answer is not None for task in train) else None),
+        solution=reading.solution
+        or shape.solution
+        or (_answer if all(task.answer is not None for task in train) else None),
         environment=None,
         rewards=shape.rewards,
         system_prompt=None,
