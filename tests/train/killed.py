@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,21 @@ def fill(folder: str) -> None:
             pass
 
 
+def name_children(file: str, signal_number: int) -> None:
+    """Write down the processes that this one started, and send itself a signal."""
+    own = Path(f"/proc/{os.getpid()}/task")
+    Path(file).write_text(" ".join((thread / "children").read_text() for thread in own.iterdir()))
+    os.kill(os.getpid(), signal_number)
+
+
+def _action(text: str) -> Callable[[], None]:
+    """`FOLDER`: fill its disk. `children:FILE:N`: name the children in a file, then signal N to itself."""
+    if not text.startswith("children:"):
+        return lambda: fill(text)
+    _, file, number = text.split(":")
+    return lambda: name_children(file, int(number))
+
+
 def _serve() -> None:
     from gropius import build  # noqa: F401
     from gropius.models.load import load_model
@@ -97,8 +112,7 @@ def _child(job: dict[str, Any], said: Path) -> None:
     try:
         point: Sequence[Any] = job.get("arm") or ()
         if point:
-            action = faults.kill if len(point) == 2 else lambda: fill(str(point[2]))
-            faults.arm(point[0], point[1], action)
+            faults.arm(point[0], point[1], _action(str(point[2])) if len(point) > 2 else faults.kill)
         if job["action"] == "train":
             build.train(resolve(job["recipe"], job["settings"]), Silent())
         elif job["action"] == "fork":
