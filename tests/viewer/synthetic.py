@@ -152,7 +152,10 @@ def make_run(
                 "message": "A third of the groups carry no signal: every sibling failed.",
                 "change": "Use easier tasks at first, or refill dead groups (objective.selection.dead = \"refill\").",
                 "evidence": [{"step": 3, "group_id": "000003-0003"}, {"step": 4, "group_id": "000004-0003"}],
-            }
+            },
+            {"name": "reward_hacking", "severity": "critical", "step": 4, "message": "It rises alone.",
+             "cause": "the check can be satisfied without solving", "key": "reward", "change": "check strictly",
+             "evidence": [{"step": 3, "group_id": "000003-0005", "member": 1}], "explained_by": ""},
         ]
     )  # fmt: skip
     return writer

@@ -89,6 +89,19 @@ class Site:
         """The text of an element that may be replaced at any moment; empty when it is not there."""
         return str(self.run("return document.querySelector(arguments[0])?.innerText ?? ''", selector))
 
+    def texts(self, selector: str) -> list[str]:
+        """The texts of all such elements at one moment."""
+        return list(self.run("return [...document.querySelectorAll(arguments[0])].map(e => e.innerText)", selector))
+
+    def click(self, selector: str, words: str = "") -> None:
+        """Click the first such element that begins with the words."""
+        script = (
+            "const all = [...document.querySelectorAll(arguments[0])];"
+            "const e = all.find(e => e.innerText.trim().startsWith(arguments[1]));"
+            "if (e) e.click(); return Boolean(e)"
+        )
+        self.until(lambda: self.run(script, selector, words), f"{selector} {words}")
+
     def path(self) -> str:
         return str(self.run("return location.pathname + location.search"))
 
@@ -247,7 +260,7 @@ def test_a_deep_link_opens_the_token_with_its_arithmetic(site: Site) -> None:
 def test_queues_filter_and_text_search_narrow_the_list(site: Site) -> None:
     site.open("/runs/synthetic/groups?step=3", "a.group-row")
     assert len(site.all("a.group-row")) == 8
-    next(b for b in site.all("button.queue") if b.text.startswith("Suspected")).click()
+    site.click("button.queue", "Suspected")
     site.until(lambda: len(site.all("a.group-row")) == 1, "one suspected group")
     assert "queue=suspected" in site.path()
     site.open("/runs/synthetic/groups?step=3", "a.group-row")
@@ -271,19 +284,19 @@ def test_a_run_being_written_is_followed(site: Site, runs: Path) -> None:
 
 def test_language_and_theme_change_and_are_kept(site: Site) -> None:
     site.open("/bench/group", ".replay")
-    next(b for b in site.all("button.tool") if b.text == "中文").click()
+    site.click("button.tool", "中文")
     site.until(lambda: "一个组，一步一步" in site.text(), "Chinese")
     assert site.run("return document.documentElement.lang") == "zh-Hans"
     site.open("/bench/kl", ".stage table")
     assert "同一个 KL 的三个估计量" in site.text()
-    next(b for b in site.all("button.tool") if b.text == "English").click()
+    site.click("button.tool", "English")
     site.until(lambda: "Three estimators" in site.text(), "English")
     before = site.run("return document.documentElement.dataset.theme")
-    site.find("button[aria-label='Light or dark']").click()
+    site.click("button[aria-label='Light or dark']")
     after = site.run("return document.documentElement.dataset.theme")
     site.open("/bench/kl")
     assert before != after == site.run("return document.documentElement.dataset.theme")
-    site.find("button[aria-label='Light or dark']").click()
+    site.click("button[aria-label='Light or dark']")
 
 
 @pytest.mark.parametrize("case", GOLDEN["group"], ids=lambda case: case["name"])
@@ -294,7 +307,7 @@ def test_the_page_shows_the_golden_numbers(site: Site, case: dict[str, Any]) -> 
     )
     site.open(f"/bench/group?{query}", ".replay .strong td")
     for row, key in ((3, "centred"), (5, "advantages")):
-        shown = [cell.text for cell in site.all(f".replay tbody tr:nth-child({row}) td")]
+        shown = site.texts(f".replay tbody tr:nth-child({row}) td")
         values = [float(text.replace("−", "-").replace("+", "")) for text in shown]
         assert values == pytest.approx(case[key], rel=5e-4, abs=1e-12)
 
@@ -303,22 +316,22 @@ def test_the_worked_batch_on_the_page_is_the_lesson_s(site: Site) -> None:
     site.open("/bench/ratio", "#worked-objective")
     assert site.words("#worked-task") == "0.0125"
     assert float(site.words("#worked-objective")) == pytest.approx(0.010086, abs=1e-6)
-    cell = next(td.text for td in site.all(".worked td") if "0.1375" in td.text)
+    cell = next(text for text in site.texts(".worked td") if "0.1375" in text)
     assert "+0.1313" in cell
 
 
 def test_one_reward_changed_moves_every_advantage_and_steps_go_back_and_forward(site: Site) -> None:
-    site.open("/bench/group", ".replay .strong td")
-    site.all("button.switch")[1].click()
-    site.until(lambda: site.all(".replay .strong td")[0].text == "+1.732", "1.732")
-    assert [cell.text for cell in site.all(".replay .strong td")][1:] == ["−0.5774"] * 3
-    site.find("#back").click()
-    site.until(lambda: len(site.all(".replay tbody tr")) == 4, "four rows")
-    site.find("#forward").click()
-    site.until(lambda: len(site.all(".replay tbody tr")) == 5, "five rows")
-    next(box for box in site.all(".tick input")).click()
-    site.until(lambda: len(site.all(".replay tbody tr")) == 1, "only the rewards")
-    site.find("#forward").click()
+    advantages, rows = ".replay .strong td", ".replay tbody tr"
+    site.open("/bench/group", advantages)
+    site.run("document.querySelectorAll('button.switch')[1].click()")
+    site.until(lambda: site.texts(advantages) == ["+1.732", "−0.5774", "−0.5774", "−0.5774"], "the rarer outcome")
+    site.click("#back")
+    site.until(lambda: len(site.texts(rows)) == 4, "four rows")
+    site.click("#forward")
+    site.until(lambda: len(site.texts(rows)) == 5, "five rows")
+    site.click(".tick input")
+    site.until(lambda: len(site.texts(rows)) == 1, "only the rewards")
+    site.click("#forward")
     site.find("#guess").send_keys("0.5", Keys.ENTER)
     site.until(lambda: "You said 0.5; it is 0.25." in site.text(), "the answer to a guess")
 

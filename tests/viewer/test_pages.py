@@ -67,6 +67,15 @@ class TestRun:
         assert found["reward/high"]["values"][at] == pytest.approx(centre + 1.959963984540054 * error)
         assert found["reward/low"]["values"][at] == pytest.approx(centre - 1.959963984540054 * error)
 
+    def test_a_run_without_stored_findings_is_examined_when_asked(self, tmp_path: Path, run_folder: Path) -> None:
+        shutil.copytree(run_folder, tmp_path / "a")
+        (tmp_path / "a" / "findings.json").unlink()
+        client = client_of(tmp_path / "a")
+        assert get(client, "runs/a")["findings"] == []
+        found = get(client, "runs/a/examine")["findings"]
+        assert {"name", "severity", "step", "message", "change", "evidence"} <= set(found[0])
+        assert get(client, "runs/a")["findings"] == found and not (tmp_path / "a" / "findings.json").exists()
+
     def test_thinning_keeps_every_stretch_s_ends_and_extremes(self) -> None:
         points = [(i, math.sin(i / 7) + (5 if i == 7013 else 0)) for i in range(20_000)]
         kept = thin(points, 400)
@@ -95,7 +104,8 @@ class TestGroups:
             "void": lambda r: None in r["rewards"],
             "truncated": lambda r: r["truncated"] > 0,
             "duplicates": lambda r: r["duplicates"] > 0,
-            "suspected": lambda r: r["group_id"] in ("000003-0003", "000004-0003"),
+            "findings": lambda r: r["group_id"] in ("000003-0003", "000003-0005", "000004-0003"),
+            "suspected": lambda r: r["group_id"] == "000003-0005",
         }
         every = list_groups(store, index, Query(limit=500))
         assert every["total"] == 12 * 8

@@ -7,7 +7,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,9 @@ from gropius.records.schema import GREEDY_MEMBER, ResponseRecord
 from gropius.viewer.index import RunIndex, step_groups
 from gropius.viewer.store import RunStore, strict
 
+Findings = Sequence[dict[str, Any]]
+
+HACKS = ("reward_hacking", "dominant_reward_part")
 SEARCH_TIME_S = 1.0
 PAGE_LIMIT = 500
 DIFF_UNITS = 3000
@@ -59,15 +62,19 @@ class Query:
 
 
 def _queue_states(*states: str) -> Any:
-    return lambda table, suspects: pc.is_in(table.column("state"), pa.array(states))
+    return lambda table, findings: pc.is_in(table.column("state"), pa.array(states))
 
 
 def _queue_count(name: str) -> Any:
-    return lambda table, suspects: pc.greater(table.column(name), 0)
+    return lambda table, findings: pc.greater(table.column(name), 0)
 
 
-def _suspected(table: pa.Table, suspects: set[str]) -> pa.Array:
-    return pc.is_in(table.column("group_id"), pa.array(sorted(suspects), pa.string()))
+def _named(only: tuple[str, ...] | None) -> Any:
+    def choose(table: pa.Table, findings: Findings) -> pa.Array:
+        ids = named_groups(findings, only)
+        return pc.is_in(table.column("group_id"), pa.array(sorted(ids), pa.string()))
+
+    return choose
 
 
 QUEUES: dict[str, Any] = {
@@ -77,11 +84,12 @@ QUEUES: dict[str, Any] = {
     "all_solved": _queue_states("all_solved"),
     "all_equal": _queue_states("all_equal", "singleton", "too_few_valid"),
     "duplicates": _queue_count("duplicates"),
-    "outliers": lambda table, suspects: table.column("outlier"),
+    "outliers": lambda table, findings: table.column("outlier"),
     "void": _queue_count("void"),
     "rejected": _queue_count("rejected"),
     "truncated": _queue_count("truncated"),
-    "suspected": _suspected,
+    "findings": _named(None),
+    "suspected": _named(HACKS),
 }
 
 
@@ -97,10 +105,10 @@ def list_groups(store: RunStore, index: RunIndex, query: Query) -> dict[str, Any
     table = _scope(store, index, query)
     if query.task:
         table = table.filter(pc.equal(table.column("task_key"), query.task))
-    suspects = suspected_groups(store.findings())
-    counts = {name: _size(table, choose, suspects) for name, choose in QUEUES.items()}
+    findings = store.findings()
+    counts = {name: _size(table, choose, findings) for name, choose in QUEUES.items()}
     choose = QUEUES[query.queue]
-    chosen = table if choose is None else table.filter(choose(table, suspects))
+    chosen = table if choose is None else table.filter(choose(table, findings))
     searched: dict[str, Any] | None = None
     if query.text:
         chosen, searched = search(store, chosen, query)
@@ -127,21 +135,21 @@ def _scope(store: RunStore, index: RunIndex, query: Query) -> pa.Table:
     return index.groups().slice(0, 0) if table is None else table
 
 
-def _size(table: pa.Table, choose: Any, suspects: set[str]) -> int:
+def _size(table: pa.Table, choose: Any, findings: Findings) -> int:
     if choose is None:
         return int(table.num_rows)
-    return int(pc.sum(choose(table, suspects)).as_py() or 0)
+    return int(pc.sum(choose(table, findings)).as_py() or 0)
 
 
-def suspected_groups(findings: Iterable[dict[str, Any]]) -> set[str]:
-    """Ids of groups that findings name as evidence.
+def named_groups(findings: Findings, only: tuple[str, ...] | None = None) -> set[str]:
+    """Ids of groups that findings name as evidence; only: of findings of these names.
 
-    >>> suspected_groups([{"name": "x", "evidence": [{"group_id": "000001-0000"}, {"step": 3}]}])
+    >>> named_groups([{"name": "x", "evidence": [{"group_id": "000001-0000"}, {"step": 3}]}])
     {'000001-0000'}
     """
     out = set()
     for finding in findings:
-        rows = finding.get("evidence")
+        rows = finding.get("evidence") if only is None or finding.get("name") in only else None
         for row in rows if isinstance(rows, list) else []:
             if isinstance(row, dict) and isinstance(row.get("group_id"), str):
                 out.add(row["group_id"])
@@ -206,7 +214,7 @@ def group_detail(store: RunStore, step: int, group_id: str) -> dict[str, Any] | 
             "previous": ids[at - 1] if at > 0 else None,
             "next": ids[at + 1] if at + 1 < len(ids) else None,
         },
-        "findings": [f for f in store.findings() if group_id in suspected_groups([f])],
+        "findings": [f for f in store.findings() if group_id in named_groups([f])],
     }
 
 

@@ -11,7 +11,7 @@ from gropius.errors import RunFolderError
 from gropius.objective.formula import formula
 from gropius.objective.spec import Objective
 from gropius.viewer.curves import run_page, series
-from gropius.viewer.groups import group_detail, suspected_groups
+from gropius.viewer.groups import group_detail, named_groups
 from gropius.viewer.index import RunIndex, step_groups
 from gropius.viewer.markup import number, page, signed, table, text
 from gropius.viewer.plots import draw, drawable
@@ -59,7 +59,7 @@ def write_pictures(store: RunStore, folder: Path) -> list[Path]:
 def choose_groups(store: RunStore) -> list[dict[str, Any]]:
     """Groups worth a page: named by findings, then one of each state of the last step, the strongest first."""
     wanted: list[tuple[int, str]] = []
-    suspects = suspected_groups(store.findings())
+    suspects = named_groups(store.findings())
     steps = store.steps()
     for step in reversed(steps):
         table_of = step_groups(store, step) if suspects else None

@@ -25,7 +25,7 @@ from gropius.viewer.groups import Query, difference, group_detail, list_groups, 
 from gropius.viewer.library import Library
 from gropius.viewer.response import arithmetic, response_head, token_window
 from gropius.viewer.security import App, Guard, TooLarge
-from gropius.viewer.store import RunStore
+from gropius.viewer.store import RunStore, strict
 
 STATIC = Path(str(importlib.resources.files("gropius.viewer"))) / "static"
 KINDS = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
@@ -76,6 +76,10 @@ class Views:
     def state(self, request: Request) -> Any:
         """Whether a run has something new."""
         return self._with_store(request, lambda s: {"revision": s.revision(), "live": s.reader.live})
+
+    def examine(self, request: Request) -> Any:
+        """What the doctor finds now."""
+        return self._with_store(request, lambda s: {"findings": strict(s.examine())})
 
     def curves(self, request: Request) -> Any:
         """One run's series."""
@@ -136,6 +140,7 @@ def _routes(views: Views) -> list[BaseRoute]:
         "/api/presets": views.presets,
         "/api/runs/{run}": views.run,
         "/api/runs/{run}/state": views.state,
+        "/api/runs/{run}/examine": views.examine,
         "/api/runs/{run}/curves": views.curves,
         "/api/runs/{run}/groups": views.groups,
         "/api/runs/{run}/task": views.task,

@@ -27,6 +27,7 @@ class RunStore:
     def __init__(self, run_id: str, folder: Path) -> None:
         self.run_id = run_id
         self.reader = RunReader(folder)
+        self._examined: list[dict[str, Any]] = []
         self._kept: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
 
     @property
@@ -108,8 +109,17 @@ class RunStore:
             return []
 
     def findings(self) -> list[dict[str, Any]]:
-        """Stored findings that are tables of keys."""
-        return [finding for finding in self.reader.findings() if isinstance(finding, dict)]
+        """What the doctor found: as stored, else as of the last `examine`."""
+        stored = [finding for finding in self.reader.findings() if isinstance(finding, dict)]
+        return stored or self._examined
+
+    def examine(self) -> list[dict[str, Any]]:
+        """Let the doctor look at the records as they are now; nothing is written."""
+        from gropius.doctor import examine, read_log
+
+        found = examine(read_log(self.reader.folder, "gropius"))
+        self._examined = [finding.as_dict() for finding in found.findings]
+        return self.findings()
 
     def _cached(self, key: tuple[Any, ...], signature: tuple[int, int], make: Any) -> Any:
         kept = self._kept.get(key)

@@ -100,7 +100,7 @@ function traces(spec) {
 
 function layout(spec) {
   const c = colours();
-  const axis = { gridcolor: c.line, linecolor: c.line, zerolinecolor: c.line, tickfont: { color: c.soft, size: 10.5 }, automargin: true, fixedrange: !spec.zoom };
+  const axis = { gridcolor: c.line, linecolor: c.line, zerolinecolor: c.line, tickfont: { color: c.soft, size: 10.5 }, automargin: true, exponentformat: "e", minexponent: 4, fixedrange: !spec.zoom };
   return {
     height: spec.height || 148, margin: { l: 38, r: 8, t: spec.lines.length > 1 && spec.legend !== false ? 24 : 6, b: 22 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: c.font, color: c.ink, size: 11 }, showlegend: spec.lines.length > 1 && spec.legend !== false,

@@ -78,7 +78,7 @@ function card(r, largest, href) {
       h("span", { class: `figure advantage ${r.advantage > 0 ? "plus" : r.advantage < 0 ? "minus" : ""}` }, r.advantage === null ? "–" : signed(r.advantage))),
     bar,
     h("ul", { class: "parts" }, r.parts.map((p) => h("li", {}, h("span", {}, inert(p.name)), h("span", { class: "figure" }, p.status === "void" ? t("status.void") : num(p.value)), p.reason ? h("span", { class: "reason" }, inert(p.reason)) : null)),
-      r.reason && !r.parts.some((p) => p.reason === r.reason) ? h("li", {}, h("span", { class: "reason" }, inert(r.reason))) : null),
+      r.reason && !r.parts.some((p) => p.reason && r.reason.endsWith(p.reason)) ? h("li", {}, h("span", { class: "reason" }, inert(r.reason))) : null),
     h("p", { class: "facts" }, facts.join(" · ")),
     h("div", { class: "text", tabindex: 0, role: "region", "aria-label": t("sibling.text", { member: r.member }) }, inert(r.text.length > 20000 ? `${r.text.slice(0, 20000)}…` : r.text)),
     h("a", { href, class: "open" }, t("sibling.open")));

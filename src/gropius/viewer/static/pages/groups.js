@@ -5,7 +5,7 @@ import { t } from "../i18n.js";
 import { problems, trail } from "../shell.js";
 import { stateMark, strip } from "./strip.js";
 
-const QUEUES = ["all", "informative", "all_failed", "all_solved", "all_equal", "duplicates", "outliers", "truncated", "rejected", "void", "suspected"];
+const QUEUES = ["all", "informative", "all_failed", "all_solved", "all_equal", "duplicates", "outliers", "truncated", "rejected", "void", "findings", "suspected"];
 const SORTS = ["order", "newest", "mean", "mean_desc", "spread", "longest", "advantage", "duplicates"];
 const PAGE = 100;
 const ROW = 44;

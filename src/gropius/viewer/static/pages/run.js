@@ -3,7 +3,7 @@ import { get, place } from "../api.js";
 import { figure, update } from "../charts.js";
 import { announce, h, inert, num, percent, replace } from "../dom.js";
 import { has, t } from "../i18n.js";
-import { problems, trail } from "../shell.js";
+import { problem, problems, trail } from "../shell.js";
 
 // Each panel: a title and its charts; a chart: [name of the title, [[metric, colour, dash?]…], options].
 export const PANELS = [
@@ -42,7 +42,7 @@ export async function runPage(main, [id]) {
   trail({ text: t("runs.title"), href: "/" }, { text: run.name });
   const status = h("p", { class: "status" });
   const figures = new Map();
-  const marks = run.findings.filter((f) => Number.isInteger(f.step)).map((f) => ({ x: f.step, text: String(f.name || ""), colour: "warn" }));
+  let marks = marksOf(run.findings);
   const body = h("div", { class: "panels" });
   const state = { run, curves };
   const sayStatus = () => replace(status,
@@ -52,7 +52,7 @@ export async function runPage(main, [id]) {
   sayStatus();
   drawPanels(body, figures, state.curves.series, marks, id);
   replace(main, h("div", { class: "headline" }, h("h1", {}, run.name), status), problems(run.problems),
-    findings(run, id), objective(run), body, recipe(run));
+    findings(run, id, (list) => { marks = marksOf(list); drawPanels(body, figures, state.curves.series, marks, id); }), objective(run), body, recipe(run));
   const timer = setInterval(async () => {
     if (document.hidden) return;
     const now = await get(`runs/${encodeURIComponent(id)}/state`).catch(() => null);
@@ -64,6 +64,11 @@ export async function runPage(main, [id]) {
     if (moved) announce(t("run.updated", { step: state.run.steps }));
   }, 2000);
   return { leave: () => clearInterval(timer) };
+}
+
+// Roots only: a mark for everything that follows from one would hide it.
+function marksOf(list) {
+  return list.filter((f) => Number.isInteger(f.step) && !f.explained_by).map((f) => ({ x: f.step, text: String(f.name || ""), colour: "warn" }));
 }
 
 function drawPanels(body, figures, series, marks, id) {
@@ -115,13 +120,31 @@ function label(name) {
   return has(`metric.${name}`) ? t(`metric.${name}`) : name;
 }
 
-function findings(run, id) {
-  if (!run.findings.length) return null;
-  return h("section", { class: "findings", "aria-label": t("findings") }, h("h2", {}, t("findings")),
-    h("ul", {}, run.findings.map((finding) => h("li", { class: `finding ${finding.severity === "error" ? "grave" : ""}` },
-      h("strong", {}, inert(String(finding.name ?? ""))), " ", inert(String(finding.message ?? finding.text ?? "")),
-      finding.change ? h("p", { class: "quiet" }, inert(String(finding.change))) : null,
-      h("span", { class: "evidence" }, evidence(finding, id))))));
+function findings(run, id, found) {
+  const body = h("div", {});
+  const section = h("section", { class: "findings", "aria-label": t("findings") }, h("h2", {}, t("findings")), body);
+  const show = (list, examined) => replace(body, list.length ? h("ul", {}, list.map((f) => one(f, id))) : h("p", { class: "quiet" }, examined ? t("findings.nothing") : examine()));
+  const examine = () => h("button", { class: "button small", onclick: async (event) => {
+    event.target.disabled = true;
+    replace(event.target, t("findings.busy"));
+    const answer = await get(`runs/${encodeURIComponent(id)}/examine`).catch((error) => ({ error }));
+    if (answer.error) { replace(body, problem(answer.error.message)); return; }
+    show(answer.findings, true);
+    found(answer.findings);
+  } }, t("findings.examine"));
+  if (!run.findings.length && !run.rollout_steps.length) return null;
+  show(run.findings, false);
+  return section;
+}
+
+function one(finding, id) {
+  const text = (name) => (finding[name] ? inert(String(finding[name])) : null);
+  const fix = [finding.key, finding.change].filter(Boolean).map(String).join(": ");
+  return h("li", { class: `finding ${finding.severity === "critical" ? "grave" : finding.severity === "note" || finding.explained_by ? "slight" : ""}` },
+    h("strong", {}, text("name")), " ", Number.isInteger(finding.step) ? h("span", { class: "quiet" }, `${t("at_step", { step: finding.step })} `) : null,
+    finding.explained_by ? h("span", { class: "quiet" }, t("findings.explained", { root: finding.explained_by })) : null,
+    h("p", {}, text("message")), finding.cause ? h("p", { class: "quiet" }, inert(t("findings.cause", { cause: finding.cause }))) : null,
+    fix ? h("p", { class: "quiet" }, inert(fix)) : null, h("span", { class: "evidence" }, evidence(finding, id)));
 }
 
 function evidence(finding, id) {
