@@ -186,7 +186,7 @@ def train(resolved: Resolved, progress: Progress) -> Path:
         document = resolved.as_dict() | parts.facts | {"origin": _origin(resolved, parts)}
         with RunWriter.create(resolved.folder, document) as writer, StopRequest(progress.note) as stop:
             if resolved.sft.steps:
-                _warm_start(resolved, parts, progress)
+                _warm_start(resolved, parts, progress, stop)
             return loop.train(_run(resolved, parts, writer, progress, stop))
 
 
@@ -212,7 +212,7 @@ def resume(folder: Path, step: int | None, progress: Progress, settings: Sequenc
             if settings:
                 writer.describe(document | resolved.as_dict())
             if start.snapshot is None and resolved.sft.steps:
-                _warm_start(resolved, parts, progress)
+                _warm_start(resolved, parts, progress, stop)
             run = _run(resolved, parts, writer, progress, stop)
             if start.snapshot is not None:
                 _put_back(run, start.snapshot)
@@ -283,7 +283,7 @@ def _run(resolved: Resolved, parts: _Parts, writer: RunWriter, progress: Progres
     )
 
 
-def _warm_start(resolved: Resolved, parts: _Parts, progress: Progress) -> None:
+def _warm_start(resolved: Resolved, parts: _Parts, progress: Progress, stop: StopRequest | None = None) -> None:
     s = resolved.sft
     settings = OptimiserSettings(
         learning_rate=s.learning_rate,
@@ -300,6 +300,8 @@ def _warm_start(resolved: Resolved, parts: _Parts, progress: Progress) -> None:
     def report(step: int, update: UpdateReport) -> None:
         if step == s.steps or step % max(1, s.steps // 4) == 0:
             progress.note(f"warm start {step}/{s.steps}: {update.loss:.4f} nats a token")
+        if stop is not None and stop.asked:
+            raise loop.stopped_before_a_step(resolved.folder, stop.asked)
 
     plan = WarmStart(s.steps, s.batch, resolved.seed, parts.loaded.context_length)
     warm_start(parts.tasks, parts.chat, learner, plan, report)

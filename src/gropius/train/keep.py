@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
-from gropius.errors import RunFolderError, RunHalted
+from gropius.errors import RunFolderError
 from gropius.models.load import LoadedModel
 from gropius.records.writer import CHECKPOINTS
 from gropius.train import checkpoint, randomness
@@ -29,9 +27,8 @@ class Keeper:
     """Writes the checkpoints of one run, one at a time: in the caller's time, or in a thread from a copy."""
 
     def __init__(self, *, background: bool = False) -> None:
-        self.background = background
-        self._thread: threading.Thread | None = None
-        self._fault: RunHalted | None = None
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint") if background else None
+        self._writing: Future[object] | None = None
 
     def save(self, run: Run, snapshot: Snapshot) -> None:
         """Save, or begin to; waits for a save before it. Errors: RunHalted of this one, or of the one before."""
@@ -39,42 +36,30 @@ class Keeper:
         root = run.writer.folder / CHECKPOINTS
         plan = run.plan.checkpoint
         retention = Retention(plan.keep_last, plan.keep_every, plan.best)
-        if not self.background:
+        if self._pool is None:
             checkpoint.save(root, snapshot, run.loaded, retention)
             return
         still, loaded = apart(snapshot), loaded_copy(run.loaded)
-
-        def write() -> None:
-            try:
-                checkpoint.save(root, still, loaded, retention)
-            except RunHalted as fault:
-                self._fault = fault
-
-        self._thread = threading.Thread(target=write, name="checkpoint")
-        self._thread.start()
+        self._writing = self._pool.submit(lambda: checkpoint.save(root, still, loaded, retention))
 
     def wait(self) -> None:
-        """Until nothing is being written. Errors: RunHalted when that writing failed."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        if self._fault is not None:
-            fault, self._fault = self._fault, None
-            raise fault
+        """Until nothing is being written. Errors: whatever that writing raised, once."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
 
 
 def apart(snapshot: Snapshot) -> Snapshot:
-    """A copy whose tensors no later step can reach; those that share memory share it still."""
-    copies: dict[tuple[int, int], Tensor] = {}
-
-    def still(tensor: Tensor) -> Tensor:
-        key = (tensor.data_ptr(), tensor.nbytes)
-        if key not in copies:
-            copies[key] = tensor.detach().clone()
-        return copies[key]
-
-    tensors = {name: {key: still(value) for key, value in inner.items()} for name, inner in snapshot.tensors.items()}
+    """A copy whose tensors no later step can reach."""
+    tensors = {
+        name: {key: value.detach().clone() for key, value in inner.items()} for name, inner in snapshot.tensors.items()
+    }
     return dataclasses.replace(snapshot, tensors=tensors)
+
+
+def loaded_copy(loaded: LoadedModel) -> LoadedModel:
+    """A model that no later step can reach."""
+    return dataclasses.replace(loaded, model=copy.deepcopy(loaded.model))
 
 
 def when_due(run: Run) -> None:
@@ -142,8 +127,3 @@ def put_back(run: Run, snapshot: Snapshot) -> None:
             parameter.data.copy_(saved[name])
     run.randomness = Randomness(facts["random"], dict(snapshot.tensors["random"]))
     randomness.restore(run.randomness)
-
-
-def loaded_copy(loaded: LoadedModel) -> LoadedModel:
-    """A model that no later step can reach."""
-    return dataclasses.replace(loaded, model=copy.deepcopy(loaded.model))

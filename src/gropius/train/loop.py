@@ -116,6 +116,8 @@ def all_rounds(run: Run) -> Path:
     measure_at_the_ends(run, "before")
     if plan.sft.steps and plan.checkpoint.every and state.step == 0:
         keep.unless_kept(run)  # a warm start is not cheap
+    if run.stop.asked and state.step < plan.train.steps:
+        raise interrupted(run)
     for step in range(state.step + 1, plan.train.steps + 1):
         start = time.perf_counter()
         batch = asyncio.run(sample(run, order, step))
@@ -347,6 +349,13 @@ def interrupted(run: Run) -> Interrupted:
         f"Go on with: gropius resume {folder}"
     )
     error.exit_code = 128 + run.stop.asked if run.stop.asked else error.exit_code
+    return error
+
+
+def stopped_before_a_step(folder: Path, number: int) -> Interrupted:
+    """What is told when a run is stopped before there is anything to save."""
+    error = Interrupted(f"stopped before step 1, nothing was saved; gropius resume {folder} begins again")
+    error.exit_code = 128 + number
     return error
 
 
