@@ -11,6 +11,7 @@ import torch
 from batches import batch, build, row
 
 from gropius.objective.explain import explain
+from gropius.objective.loss import Tokens, loss
 from gropius.objective.presets import resolve
 from gropius.objective.selection import Response, assign
 from gropius.train.checkpoint import weight_digest
@@ -243,3 +244,29 @@ def test_clip_shares_count_the_side_of_the_ratio_over_every_token_with_weight():
     only_high = [dataclasses.replace(rows[0]), rows[2]]
     _, report = gradient(made, only_high, anchor=[anchor[0], anchor[2]])
     assert report.metrics["clip_ratio/high_mean"] == 1 / 6 and report.metrics["clip_ratio/low_mean"] == 0
+
+
+def test_the_sampler_and_the_kept_tokens_reach_the_objective():
+    stream = np.random.default_rng(4)
+    given = {**WITHOUT_KL, "ratio.correction": "truncate", "ratio.correction_high": 2.0}
+    objective = resolve("grpo", given)
+    rows = [dataclasses.replace(s, keep=stream.random(len(s.mask)) < 0.5) for s in batch(seed=2) if not s.skipped]
+    made, anchor = learner(objective=objective), anchors(rows)
+    policy = made.score(rows).logprobs
+    live = [i for i, values in enumerate(policy) if values is not None]
+
+    def flat(pick):
+        return torch.from_numpy(np.concatenate([np.asarray(pick(i)) for i in live]))
+
+    tokens = Tokens(
+        sequence=flat(lambda i: np.full(len(rows[i].mask), live.index(i))),
+        mask=flat(lambda i: rows[i].mask),
+        advantage=flat(lambda i: rows[i].advantage),
+        weight=flat(lambda i: rows[i].weight),
+        sequences=len(live),
+        anchor=flat(lambda i: anchor[i]),
+        sampler=flat(lambda i: rows[i].sampler_logprobs.astype(np.float64)),
+        keep=flat(lambda i: rows[i].keep),
+    )
+    expected = float(loss(objective, flat(lambda i: policy[i]), tokens).loss)
+    assert gradient(made, rows, anchor=anchor)[1].loss == pytest.approx(expected, rel=1e-9)
