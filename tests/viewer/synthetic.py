@@ -113,6 +113,18 @@ def trained(objective: Objective, records: Sequence[ResponseRecord]) -> tuple[li
     return out, math.fsum(losses)
 
 
+def with_environment(record: ResponseRecord) -> ResponseRecord:
+    """The response as two turns of the model with a tool's answer between them."""
+    mask = record.loss_mask.copy()
+    mask[3:7] = False
+    messages = [
+        {"role": "user", "content": record.prompt_text},
+        {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add", "arguments": "[1, 2]"}}]},
+        {"role": "tool", "content": HOSTILE[0]},
+    ]
+    return replace(record, loss_mask=mask, messages=json.dumps(messages))
+
+
 def step_records(step: int, groups: int, size: int, progress: float) -> list[ResponseRecord]:
     """Groups of which more are solved as progress goes from 0 to 1; every fourth group is hopeless at first."""
     random = np.random.default_rng([7, step])
@@ -133,6 +145,8 @@ def step_records(step: int, groups: int, size: int, progress: float) -> list[Res
         if index == 4 and step % 3 == 0:
             texts[0] = "Let me think step by step. " * 6 + texts[0]
         records += group_records(step, index, texts, rewards)
+        if index == 5:
+            records[-1] = with_environment(records[-1])
     return records
 
 

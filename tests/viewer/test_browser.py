@@ -257,6 +257,14 @@ def test_a_deep_link_opens_the_token_with_its_arithmetic(site: Site) -> None:
     ]
 
 
+def test_turns_and_tool_calls_are_told_apart(site: Site) -> None:
+    site.open("/runs/synthetic/steps/3/groups/000003-0005/responses/7?token=4", ".token.at")
+    assert len(site.texts(".segment.model")) == 2 and len(site.texts(".segment.environment")) == 1
+    assert "not trained" in site.words(".token-facts")
+    site.run("document.querySelector('details.recipe').open = true")
+    assert '"name": "add"' in site.words(".tool-call") and site.run("return window.pwned") is None
+
+
 def test_queues_filter_and_text_search_narrow_the_list(site: Site) -> None:
     site.open("/runs/synthetic/groups?step=3", "a.group-row")
     assert len(site.all("a.group-row")) == 8

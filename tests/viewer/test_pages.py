@@ -218,6 +218,18 @@ class TestResponse:
         (tmp_path / "a" / "tokenizer.json").write_text("{damaged")
         assert get(client, "runs/a/steps/1/groups/000001-0000/responses/0/tokens")["texts"] is None
 
+    def test_what_the_environment_wrote_is_told_apart_and_has_no_numbers(self, client: TestClient) -> None:
+        path = "runs/synthetic/steps/3/groups/000003-0005/responses/7"
+        head = get(client, path)
+        assert [(s["start"], s["end"], s["role"]) for s in head["segments"]] == [
+            (0, 3, "model"), (3, 7, "environment"), (7, head["ids"], "model"),
+        ]  # fmt: skip
+        assert head["tokens"] == head["ids"] - 4 and head["messages"][1]["tool_calls"]
+        window = get(client, f"{path}/tokens")
+        assert all(window["columns"][name][3:7] == [None] * 4 for name in ("advantage", "credit", "log_ratio"))
+        made = get(client, f"{path}/arithmetic")
+        assert made["contribution"][3:7] == made["gradient"][3:7] == [0.0] * 4 and made["gap"] < 1e-9
+
     def test_a_void_response_opens_and_has_no_arithmetic(self, client: TestClient) -> None:
         path = "runs/synthetic/steps/5/groups/000005-0002/responses/0"
         assert get(client, path)["status"] == "void"

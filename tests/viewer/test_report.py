@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
+import signal
 import subprocess
 import sys
+import time
+import urllib.error
+import urllib.request
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -107,3 +112,34 @@ def test_a_folder_that_cannot_be_written_is_said(run_folder: Path, tmp_path: Pat
     (tmp_path / "file").touch()
     with pytest.raises(GropiusError, match="cannot be written"):
         write_pictures(RunStore("a", run_folder), tmp_path / "file")
+
+
+def test_view_serves_what_it_prints_and_ends_when_asked(run_folder: Path) -> None:
+    code = "import sys; from gropius.cli.main import main; main(sys.argv[1:])"
+    words = [sys.executable, "-c", code, "view", str(run_folder), "--group", "000003-0001", "--no-cache"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().strip()
+            shape = r"(http://127\.0\.0\.1:\d+)(/runs/synthetic/steps/3/groups/000003-0001)\?token=(\S+)"
+            place = re.fullmatch(shape, address)
+            assert place, address
+            request = urllib.request.Request(f"{place[1]}/api/about", headers={"authorization": f"Bearer {place[3]}"})
+            assert json.loads(_ask(request))["runs"][0]["id"] == "synthetic"
+            with pytest.raises(urllib.error.HTTPError, match="403"):
+                _ask(urllib.request.Request(f"{place[1]}/api/about"))
+        finally:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) in (0, 130)
+
+
+def _ask(request: urllib.request.Request) -> bytes:
+    for _ in range(200):
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                return bytes(answer.read())
+        except urllib.error.HTTPError:
+            raise
+        except OSError:
+            time.sleep(0.05)
+    raise AssertionError("the server never answered")
