@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from gropius.doctor.watch import Watch
 from gropius.errors import DataError, RecipeError
 from gropius.models.chat import ChatFormat
 from gropius.models.load import LoadedModel, load_model, save_model
@@ -280,6 +281,7 @@ def _run(resolved: Resolved, parts: _Parts, writer: RunWriter, progress: Progres
         keeper=Keeper(background=resolved.checkpoint.background),
         origin=_origin(resolved, parts),
         randomness=randomness.capture(),
+        watch=Watch(writer.folder, resolved.doctor.pause_on) if resolved.doctor.every else None,
     )
 
 

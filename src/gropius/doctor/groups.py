@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,7 +19,7 @@ IDENTICAL = 0.5
 FEW_SHARE = 0.3
 FEWEST_TASKS = 8
 COLD = 0.3
-LOW_ENTROPY = 0.1
+BY_CHANCE = 0.05
 
 
 @dataclass(frozen=True)
@@ -139,24 +139,37 @@ def identical_siblings(log: Log) -> Finding | None:
     held = held_above(by_step, IDENTICAL, "share of unsolved groups whose siblings are all one response")
     if held is None:
         return None
-    temperature = log.settings.get("rollout.temperature")
-    entropy = log.series("entropy").values[-width(len(log.steps)) :]
-    if temperature is not None and temperature < COLD:
-        cause = f"responses are drawn at temperature {temperature:g}, which repeats the likeliest one"
-        key, change = "rollout.temperature", "draw at temperature 1"
-    elif len(entropy) and float(entropy.mean()) > LOW_ENTROPY:
-        cause = (
-            f"the policy's own entropy is {float(entropy.mean()):.2g} nats a token, so it is not certain: the sampler "
-            "gives siblings the same random numbers, or serves one cached response"
-        )
-        key, change = "seed", "give every sibling its own random stream; switch a response cache off"
-    else:
-        cause, key = "the policy has become certain of one answer a prompt", "train.learning_rate"
-        change = "go back to an earlier checkpoint with a lower train.learning_rate, or add KL to the reference"
+    cause, key, change = _why_identical(log, {group.group_id for group in same})
     severity: Severity = "critical" if held.share.low > NEARLY_ALL else "warning"
     message = f"in {held.share.value:.0%} of the recent unsolved groups the siblings are copies of one response"
     rows = log.rows([int(group.places[0]) for group in same[::-1][:8]])
     return Finding("identical_siblings", severity, held.onset, message, cause, key, change, held.share, rows)
+
+
+def _why_identical(log: Log, groups: set[str]) -> tuple[str, str, str]:
+    """(cause, key, change). Chance is ruled out by p^(G−1), p the probability of the repeated response."""
+    temperature = log.settings.get("rollout.temperature")
+    rows = [row for row in log.tokens if row.group_id in groups and row.sampler is not None]
+    members = Counter(row.group_id for row in rows)
+    logs = [float(row.sampler.sum()) * (members[row.group_id] - 1) for row in rows if row.sampler is not None]
+    entropy = log.series("entropy").values[-width(len(log.steps)) :]
+    if temperature is not None and temperature < COLD:
+        cause = f"responses are drawn at temperature {temperature:g}, which repeats the likeliest one"
+        return cause, "rollout.temperature", "draw at temperature 1"
+    by_chance = float(np.exp(np.mean(logs))) if logs else None
+    if (by_chance is not None and by_chance < BY_CHANCE) or (not logs and len(entropy) and entropy.mean() > 0.3):
+        odds = f" (by chance this has probability {by_chance:.1g} a group)" if by_chance is not None else ""
+        return (
+            f"the policy is not certain of these responses{odds}: the sampler gives siblings the same random numbers, "
+            "or serves one cached response",
+            "seed",
+            "give every sibling its own random stream; switch a response cache off",
+        )
+    return (
+        "the policy is certain of one answer a prompt, right or wrong",
+        "train.learning_rate",
+        "go back to an earlier checkpoint with a lower train.learning_rate, add KL, or take other tasks",
+    )
 
 
 def few_prompts(log: Log) -> Finding | None:
@@ -168,7 +181,8 @@ def few_prompts(log: Log) -> Finding | None:
     codes = np.array([names[name] for name in task.tolist()], np.float64)
     for step in begin:
         here = (steps == step) & np.isfinite(advantage) & (advantage != 0)
-        blocks.append(np.stack([codes[here], np.abs(advantage[here])], axis=1))
+        size = np.abs(advantage[here])  # a share of its step, so that one loud step is not taken for a loud prompt
+        blocks.append(np.stack([codes[here], size / size.sum() if len(size) else size], axis=1))
     shares, owners = _shares(np.concatenate(blocks))
     if len(shares) < FEWEST_TASKS or len(begin) < 5:
         return None

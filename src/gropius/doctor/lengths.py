@@ -40,7 +40,7 @@ def length_growth(log: Log) -> Finding | None:
             if len(bad) and len(good):
                 gaps.append(float(bad.mean() - good.mean()))
     gap = mean_of(gaps, "tokens")
-    tied = gap.low > 0 if len(gaps) >= 8 else len(gaps) == 0
+    tied = (len(gaps) >= 8 and gap.low > 0) or _pays(log)
     if measured.low < max(1.0, GROWTH * start) or not tied:
         return None
     failed = np.flatnonzero((metric <= 0) & (log.responses["step"] >= windows[1][0]))
@@ -62,6 +62,19 @@ def length_growth(log: Log) -> Finding | None:
         measured,
         log.rows(longest.tolist()),
     )
+
+
+def _pays(log: Log) -> bool:
+    """Among wrong siblings, are the longer ones paid more? Correlation within groups above 0.2, over the whole run."""
+    lengths, reward, metric = log.responses["tokens"].astype(np.float64), log.responses["reward"], log.metric_of_task
+    pairs = []
+    for group in log.groups:
+        places = group.places[(metric[group.places] <= 0) & np.isfinite(reward[group.places])]
+        if len(places) > 1:
+            pairs.append(np.stack([lengths[places] - lengths[places].mean(), reward[places] - reward[places].mean()]))
+    joined = np.concatenate(pairs, axis=1) if pairs else np.zeros((2, 0))
+    spread = float(np.sqrt((joined[0] ** 2).sum() * (joined[1] ** 2).sum())) if joined.size else 0.0
+    return spread > 0 and float(joined[0] @ joined[1]) / spread > 0.2
 
 
 def _mean_length(log: Log, here: np.ndarray) -> float:

@@ -119,6 +119,8 @@ class Log:
             return column is not None and (column.dtype.kind != "f" or bool(np.isfinite(column).any()))
         if room == "metrics":
             return len(self.series(name)) > 0
+        if need == "tokens.later_updates":
+            return any(row.update > 0 and row.policy is not None and row.anchor is not None for row in self.tokens)
         if room == "tokens":
             return any(getattr(row, name) is not None for row in self.tokens)
         return name in self.settings
@@ -179,6 +181,12 @@ class Members:
     def row(self) -> Row:
         """The group as evidence."""
         return Row(self.step, self.group_id)
+
+
+def known_mean(values: Column) -> float | None:
+    """The mean of the values that are known; None when none is."""
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if len(known) else None
 
 
 def repetition(text: str) -> float:

@@ -9,14 +9,16 @@ from numpy.typing import NDArray
 
 from gropius.doctor.finding import Finding, Interval, Row
 from gropius.doctor.groups import growth_of_groups, kinds
-from gropius.doctor.log import Log, Series
+from gropius.doctor.log import Log, Series, known_mean
 from gropius.doctor.windows import FEWEST_STEPS, ends, mean_of, rise, width
 
 COLLAPSED = 0.15
+BEGINNING = 2  # steps; a policy can come apart in the first window
 MASTERED = 0.9
-CLIPPED = 0.3
+FALLEN = 0.1
+CLIPPED = 0.2
 STILL = 1e-4
-DRIFT = 1.0
+DRIFT = 0.5
 OTHER_REFERENCE = 0.05
 HEAVY = 0.8
 HEAVY_TOKENS = 1000
@@ -30,16 +32,15 @@ def entropy_collapse(log: Log) -> Finding | None:
     windows = ends(entropy.steps.tolist())
     if windows is None:
         return None
-    size = len(windows[0])
-    start = float(entropy.values[:size].mean())
-    measured = mean_of(entropy.values[-size:], "entropy of the policy, nats a token")
+    start = float(entropy.values[:BEGINNING].mean())
+    measured = mean_of(entropy.values[-len(windows[1]) :], "entropy of the policy, nats a token")
     metric = log.metric_of_task
-    grown = growth_of_groups(log, lambda group: float(np.nanmean(np.append(metric[group.places], np.nan))))
+    grown = growth_of_groups(log, lambda group: known_mean(metric[group.places]))
     if start <= 0 or measured.high >= COLLAPSED * start or grown is None:
         return None
     best = float(np.nanmax(metric)) if np.isfinite(metric).any() else 1.0
     level = float(np.mean(grown[1])) / best if best > 0 else 0.0
-    if level > MASTERED or rise(*grown, "").low > 0.1:
+    if level > MASTERED or _still_rising(log):
         return None
     below = [int(s) for i, s in enumerate(entropy.steps) if entropy.values[i:].max() < COLLAPSED * start * 1.5]
     onset = below[0] if below else int(entropy.steps[-1])
@@ -59,8 +60,47 @@ def entropy_collapse(log: Log) -> Finding | None:
     )
 
 
+def _still_rising(log: Log) -> bool:
+    """Has the task metric risen from the last window but one to the last?"""
+    size, metric = width(len(log.steps)), log.metric_of_task
+    middle, last = set(log.steps[-2 * size : -size]), set(log.steps[-size:])
+    values = [(group.step, known_mean(metric[group.places])) for group in log.groups]
+    before = [value for step, value in values if step in middle and value is not None]
+    after = [value for step, value in values if step in last and value is not None]
+    return rise(before, after, "").low > 0
+
+
+def policy_collapse(log: Log) -> Finding | None:
+    """The task metric fell below half of what it was in the first two steps."""
+    metric = log.metric_of_task
+    grown = growth_of_groups(log, lambda group: known_mean(metric[group.places]))
+    first = [known_mean(metric[group.places]) for group in log.groups if group.step in log.steps[:BEGINNING]]
+    before = [value for value in first if value is not None]
+    if grown is None or len(before) < 8:
+        return None
+    start, end = float(np.mean(before)), float(np.mean(grown[1]))
+    measured = rise(before, grown[1], "change of the task metric")
+    if start <= 0 or end >= 0.5 * start or measured.high >= -FALLEN:
+        return None
+    levels = [(step, known_mean(metric[here]) or 0.0) for step, here in log.per_step()]
+    low = [step for i, (step, _) in enumerate(levels) if np.mean([v for _, v in levels[i : i + 3]]) < 0.6 * start]
+    places = np.flatnonzero(log.responses["step"] == log.steps[-1])[:8]
+    return Finding(
+        "policy_collapse",
+        "critical",
+        low[0] if low else log.steps[-1],
+        f"the task metric fell from {start:.2f} to {end:.2f}",
+        "updates have taken the policy apart: each is larger than the batch it was estimated on can carry",
+        "train.learning_rate",
+        "go back to a checkpoint before the onset with a lower train.learning_rate, larger batches (rollout.prompts), "
+        "or KL to the reference (objective.kl.coefficient)",
+        measured,
+        log.rows(places.tolist()),
+    )
+
+
 def clip_fraction_high(log: Log) -> Finding | None:
-    """More than 30 % of the recent loss tokens are in the clipped region."""
+    """More than 20 % of the recent loss tokens are in the clipped region."""
     clipped = log.series("clip_ratio/region_mean")
     size = width(len(clipped))
     measured = mean_of(clipped.values[-size:], "share of clipped tokens")
@@ -71,9 +111,9 @@ def clip_fraction_high(log: Log) -> Finding | None:
         "warning",
         _first_lasting(clipped, CLIPPED),
         f"{measured.value:.0%} of the recent loss tokens are clipped and give no gradient",
-        "the policy moves far from its anchor within one batch",
+        "the policy moves far from its anchor within one batch, or the clip range is narrow",
         "train.learning_rate",
-        "lower train.learning_rate, or use a batch fewer times (train.epochs, train.updates)",
+        "lower train.learning_rate, train a batch fewer times (train.epochs, updates), or widen objective.surrogate",
         _share(measured),
         tuple(Row(int(step)) for step in clipped.steps[-8:]),
     )
@@ -110,14 +150,13 @@ def clip_never(log: Log) -> Finding | None:
 
 
 def kl_drift(log: Log) -> Finding | None:
-    """The policy is more than one nat a token away from its reference, and has moved there."""
+    """The policy is more than half a nat a token away from its reference, and has moved there."""
     kl = log.series("kl")
     windows = ends(kl.steps.tolist())
     if windows is None:
         return None
-    size = len(windows[0])
-    measured = mean_of(kl.values[-size:], "KL from the reference, nats a token")
-    if measured.low <= DRIFT or rise(kl.values[:size], kl.values[-size:], "").low <= 0:
+    measured = mean_of(kl.values[-len(windows[1]) :], "KL from the reference, nats a token")
+    if measured.low <= DRIFT or float(kl.values[0]) > 0.5 * measured.value:
         return None
     return Finding(
         "kl_drift",

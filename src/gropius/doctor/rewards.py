@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gropius.doctor.finding import Finding, Interval, Row, Severity
 from gropius.doctor.groups import growth_of_groups
-from gropius.doctor.log import PART, Log, Members
+from gropius.doctor.log import PART, Log, known_mean
 from gropius.doctor.windows import FEWEST_GROUPS, FEWEST_STEPS, ends, held_above, mean_of, rise, width
 from gropius.records.intervals import Z95
 
@@ -52,11 +52,10 @@ def void_verdicts(log: Log) -> Finding | None:
 
 def dead_part(log: Log) -> Finding | None:
     """One of several reward parts never differed between responses, so it has taught nothing."""
-    weights = part_weights(log)
     for name in log.parts:
         values = log.responses[PART + name]
         known = values[np.isfinite(values)]
-        if weights.get(name, 1.0) == 0 or len(known) < 100 or len(log.steps) < FEWEST_STEPS:
+        if len(log.parts) < 2 or len(known) < 100 or len(log.steps) < FEWEST_STEPS:
             continue
         if known.min() == known.max():
             places = np.flatnonzero(np.isfinite(values))
@@ -105,7 +104,18 @@ def dominant_part(log: Log) -> Finding | None:
 
 
 def part_weights(log: Log) -> dict[str, float]:
-    """Weights of the reward parts as the recipe has them; a part that is not named there weighs 1."""
+    """Weights of the reward parts: those that make the recorded rewards from the parts, by least squares.
+
+    Where rewards are not such a sum (some parts do not apply, or the log has no rewards), the recipe's, else 1.
+    """
+    parts = np.stack([log.responses[PART + name] for name in log.parts], axis=1)
+    reward = log.responses.get("reward")
+    known = np.isfinite(parts).all(axis=1) & (np.isfinite(reward) if reward is not None else False)
+    if reward is not None and known.sum() > 2 * parts.shape[1]:
+        weights, *_ = np.linalg.lstsq(parts[known], reward[known], rcond=None)
+        error = np.abs(parts[known] @ weights - reward[known]).max()
+        if error < 1e-6 * (1 + np.abs(reward[known]).max()):
+            return dict(zip(log.parts, weights.tolist(), strict=True))
     rows = log.settings.get("reward", ())
     return {str(row["name"]): float(row.get("weight", 1.0)) for row in rows if isinstance(row, Mapping)}
 
@@ -144,7 +154,7 @@ def reward_without_held_out(log: Log) -> Finding | None:
     """The training metric rose and the held-out metric did not follow by half of it."""
     held = _held_out_gain(log)
     metric = log.metric_of_task
-    grown = growth_of_groups(log, lambda group: _mean(metric[group.places]))
+    grown = growth_of_groups(log, lambda group: known_mean(metric[group.places]))
     if held is None or grown is None:
         return None
     gain, since = held
@@ -194,9 +204,9 @@ def reward_hacking(log: Log) -> Finding | None:
     reward, raw = log.responses["reward"], log.responses["raw"]
     finite = reward[np.isfinite(reward)]
     span = float(finite.max() - finite.min()) if len(finite) else 0.0
-    total = growth_of_groups(log, lambda group: _mean(reward[group.places]))
-    strict = growth_of_groups(log, lambda group: _mean(raw[group.places]))
-    paid = growth_of_groups(log, lambda group: _mean(reward[group.places][raw[group.places] <= 0]))
+    total = growth_of_groups(log, lambda group: known_mean(reward[group.places]))
+    strict = growth_of_groups(log, lambda group: known_mean(raw[group.places]))
+    paid = growth_of_groups(log, lambda group: known_mean(reward[group.places][raw[group.places] <= 0]))
     if total is None or strict is None or paid is None or span == 0:
         return None
     risen, real = rise(*total, "rise of the reward"), rise(*strict, "rise of the metric")
@@ -244,21 +254,12 @@ def _since(log: Log, reward: NDArray[Any], raw: NDArray[Any]) -> int:
     """The first step from which rejected responses are paid more than half of the way to their last level."""
     levels = []
     for step, here in log.per_step():
-        level = _mean(reward[here & (raw <= 0)])
+        level = known_mean(reward[here & (raw <= 0)])
         if level is not None:
             levels.append((step, level))
     values = [level for _, level in levels]
     size = width(len(values))
     middle = (float(np.mean(values[:size])) + float(np.mean(values[-size:]))) / 2
-    later = [step for i, (step, _) in enumerate(levels) if min(values[i:]) > middle]
-    return later[0] if later else levels[-1][0]
-
-
-def _mean(values: NDArray[Any]) -> float | None:
-    known = values[np.isfinite(values)]
-    return float(known.mean()) if len(known) else None
-
-
-def members_mean(column: NDArray[Any], group: Members) -> float | None:
-    """The mean of a column over a group's known members."""
-    return _mean(column[group.places].astype(np.float64))
+    averaged = [float(np.mean(values[max(0, i - 2) : i + 1])) for i in range(len(values))]
+    below = max((i for i, value in enumerate(averaged) if value <= middle), default=-1)
+    return levels[min(below + 1, len(levels) - 1)][0]

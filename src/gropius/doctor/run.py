@@ -28,6 +28,7 @@ _HINTS = {
     "responses.parts": "the reward has one part only",
     "responses.raw": "no reward part of this run is a task metric",
     "tokens": "the run kept no per-token lists: record.token_logprobs = false",
+    "tokens.later_updates": "each batch is one optimiser step (train.updates = 1), so no policy is off its anchor",
     "tokens.reference": "the objective has no KL, so there is no reference",
     "metrics.held_out/mean": "nothing was measured on held-out tasks: eval.before, eval.every, eval.after",
     "metrics.kl": "the objective has no KL",

@@ -19,6 +19,7 @@ APART = 0.02
 FAR_APART = 0.1
 THIN = 0.1
 FIT = 0.6
+HOTTEST = 0.75  # the slope is 1 − 1/T; near 1 the sampler knows nothing of what the trainer computes
 LATE = 0.25
 WEIGHTLESS = 0.5
 MOST_WEIGHTLESS = 0.2
@@ -102,10 +103,10 @@ def attribute(found: Gaps, log: Log) -> tuple[str, str, str]:
         )
     temperature = float(log.settings.get("rollout.temperature", 1.0))
     slope, fit = _line(-found.surprise, found.gap)
-    if fit > FIT and found.surprise.any():
+    if fit > FIT and -3 < slope < HOTTEST and found.surprise.any():
         return (
-            "temperature: the gap follows the token's surprise, as it does when the sampler divides the logits by "
-            f"{'more' if slope > 0 else 'less'} than the {temperature:g} of the recipe",
+            "temperature: the gap follows the token's surprise as if the sampler divided the logits by "
+            f"{temperature / (1 - slope):.2g}, not by the {temperature:g} of the recipe",
             "rollout.temperature",
             "send rollout.temperature to the sampler, and let nothing override it (a model's generation config does)",
         )
@@ -188,7 +189,7 @@ def weight_concentration(log: Log) -> Finding | None:
         mean = float(change.sum() if level == "sequence_product" else change.mean())
         blocks.setdefault(row.step, []).append(float(np.exp(min(mean, 50.0))))
     share = {step: float(np.sum(w) ** 2 / (len(w) * np.sum(np.square(w)))) for step, w in blocks.items() if len(w) > 3}
-    recent = [value for step, value in share.items() if step >= _recent(log)]
+    recent = list(share.values())[-FEWEST_STEPS:]
     if level == "none" or len(recent) < 2:
         return None
     measured = mean_of(recent, "effective share of the responses under their importance weights")

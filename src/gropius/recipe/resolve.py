@@ -22,6 +22,7 @@ from gropius.recipe.rules import Draft, broken_rules
 from gropius.recipe.schema import (
     CheckpointTable,
     DataTable,
+    DoctorTable,
     EvalTable,
     ModelTable,
     RecordTable,
@@ -105,6 +106,7 @@ class Resolved:
     eval: ResolvedEval
     record: RecordTable
     checkpoint: CheckpointTable
+    doctor: DoctorTable
     derived: Derived
     preset: str
     base_dir: Path
@@ -117,8 +119,8 @@ class Resolved:
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of the canonical JSON of `tables()` without `name` and `out`."""
-        decisive = {key: value for key, value in self.tables().items() if key not in ("name", "out")}
+        """SHA-256 of the canonical JSON of `tables()` without `name`, `out` and `doctor`."""
+        decisive = {key: value for key, value in self.tables().items() if key not in ("name", "out", "doctor")}
         return hashlib.sha256(canonical_json(decisive).encode()).hexdigest()
 
     def tables(self) -> dict[str, Any]:
@@ -151,7 +153,7 @@ class Resolved:
 
 RECIPE_KEYS = (
     "name", "seed", "out", "model", "data", "void_limit", "reward", "reward_pool", "rollout", "objective", "train",
-    "sft", "eval", "record", "checkpoint",
+    "sft", "eval", "record", "checkpoint", "doctor",
 )  # fmt: skip
 
 
@@ -306,6 +308,7 @@ def _resolved(draft: Draft, source: Source, preset: str) -> Resolved:
         ),
         record=recipe.record,
         checkpoint=recipe.checkpoint,
+        doctor=recipe.doctor,
         derived=_derive(draft),
         preset=preset,
         base_dir=source.base_dir,

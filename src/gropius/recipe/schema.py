@@ -204,6 +204,15 @@ class CheckpointTable(Table):
     final: bool = Field(True, description="save after the last step")
 
 
+class DoctorTable(Table):
+    """`[doctor]`: looks for what is wrong while the run goes on."""
+
+    every: CountOrZero = Field(20, description="steps between looks, and one at the end; 0 = never")
+    pause_on: Literal["never", "warning", "critical"] = Field(
+        "never", description="least severity of a new finding that saves the run and stops it"
+    )
+
+
 class Recipe(Table):
     """What the user wrote. `objective` is passed to the objective room, which checks it field by field."""
 
@@ -222,6 +231,7 @@ class Recipe(Table):
     eval: EvalTable = EvalTable()
     record: RecordTable = RecordTable()
     checkpoint: CheckpointTable = CheckpointTable()
+    doctor: DoctorTable = DoctorTable()
 
 
 def table_of(path: tuple[str, ...]) -> type[Table] | None:
@@ -258,4 +268,5 @@ TABLES: dict[tuple[str, ...], type[Table]] = {
     ("eval",): EvalTable,
     ("record",): RecordTable,
     ("checkpoint",): CheckpointTable,
+    ("doctor",): DoctorTable,
 }

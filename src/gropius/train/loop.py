@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import torch
 
+from gropius.doctor.watch import Watch
 from gropius.errors import EngineError, Interrupted, RunHalted
 from gropius.models.load import LoadedModel
 from gropius.recipe.resolve import Resolved
@@ -28,7 +29,7 @@ from gropius.records.writer import RunWriter
 from gropius.rollout.collect import CollectPlan, Player
 from gropius.rollout.select import Selected, SelectionRule, collect_selected
 from gropius.tasks.base import TaskSet
-from gropius.train import aside, checkpoint, keep, memory, mismatch, randomness, trained
+from gropius.train import aside, checkpoint, checkup, keep, memory, mismatch, randomness, trained
 from gropius.train.credit import Credit, Known, compare, needs_anchor_pass
 from gropius.train.evaluate import HeldOut, Limits, evaluate
 from gropius.train.forward import Forward
@@ -85,6 +86,7 @@ class Run:
     origin: dict[str, Any]
     randomness: Randomness
     digest: str = ""
+    watch: Watch | None = None
 
 
 def sampling_of(plan: Resolved, loaded: LoadedModel) -> Sampling:
@@ -139,12 +141,14 @@ def all_rounds(run: Run) -> Path:
             record(run, batch, credit, Work(known, reports), times)
             reached("step.recorded")
             keep.when_due(run)
+            checkup.when_due(run)
             if run.stop.asked or (plan.train.max_time_s and time.monotonic() - began > plan.train.max_time_s):
                 raise interrupted(run)
     run.keeper.wait()
     reached("run.trained")
     measure_at_the_ends(run, "after")
     reached("run.measured")
+    checkup.at_the_end(run)
     return run.writer.folder
 
 
