@@ -26,6 +26,7 @@ from gropius.recipe.capacity import Machine, refuse_what_cannot_fit
 from gropius.recipe.resolve import Resolved
 from gropius.records import faults
 from gropius.records.reader import RunReader
+from gropius.records.sinks import Place, Sinks
 from gropius.records.writer import RunWriter
 from gropius.rewards import InProcessScorer, MixedScorer, PoolSettings, open_scorer
 from gropius.rollout.collect import Player
@@ -33,7 +34,7 @@ from gropius.rollout.torch_engine import TorchEngine
 from gropius.sandbox.base import TIERS
 from gropius.sandbox.tiers import open_sandbox
 from gropius.tasks import TaskSet, load_tasks
-from gropius.train import keep, loop, memory, randomness
+from gropius.train import ending, keep, loop, memory, randomness
 from gropius.train import resume as continuing
 from gropius.train.checkpoint import Snapshot, weight_digest
 from gropius.train.evaluate import HeldOut
@@ -204,11 +205,11 @@ def resume(folder: Path, step: int | None, progress: Progress, settings: Sequenc
         start, passed_over = continuing.choose(folder, step, document)
         for note in (*passed_over, start.describe()):
             progress.note(note)
+        continuing.refuse_finished(folder, resolved, start.step)
         randomness.seed_all(resolved.seed)
         with closing(_parts(resolved, progress, start.model)) as parts:
             for note in continuing.refuse_changes(folder, start, resolved, _origin(resolved, parts)):
                 progress.note(note)
-            continuing.refuse_finished(folder, resolved, start.step)
             writer.rewind(start.step, start.metrics_bytes)
             if settings:
                 writer.describe(document | resolved.as_dict())
@@ -279,6 +280,7 @@ def _run(resolved: Resolved, parts: _Parts, writer: RunWriter, progress: Progres
         state=State(),
         stop=stop,
         keeper=Keeper(background=resolved.checkpoint.background),
+        copies=Sinks(resolved.record.sinks, Place(writer.folder, resolved.as_dict()), progress.note),
         origin=_origin(resolved, parts),
         randomness=randomness.capture(),
         watch=Watch(writer.folder, resolved.doctor.pause_on) if resolved.doctor.every else None,
@@ -303,7 +305,7 @@ def _warm_start(resolved: Resolved, parts: _Parts, progress: Progress, stop: Sto
         if step == s.steps or step % max(1, s.steps // 4) == 0:
             progress.note(f"warm start {step}/{s.steps}: {update.loss:.4f} nats a token")
         if stop is not None and stop.asked:
-            raise loop.stopped_before_a_step(resolved.folder, stop.asked)
+            raise ending.stopped_before_a_step(resolved.folder, stop.asked)
 
     plan = WarmStart(s.steps, s.batch, resolved.seed, parts.loaded.context_length)
     warm_start(parts.tasks, parts.chat, learner, plan, report)

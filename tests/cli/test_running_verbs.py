@@ -60,8 +60,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
         noted.append(("evaluate", (resolved, model)))
         return Found()
 
-    def resume(folder: Path, step: int, progress: Any) -> Path:
-        noted.append(("resume", (folder, step)))
+    def resume(folder: Path, step: int | None, progress: Any, settings: list[str]) -> Path:
+        noted.append(("resume", (folder, step, settings)))
         return folder
 
     for function in (train, evaluate, resume):
@@ -173,30 +173,20 @@ class TestEval:
 
 
 class TestResume:
-    def test_it_goes_on_from_the_last_complete_checkpoint(
+    def test_it_hands_on_the_run_the_step_and_the_harmless_changes(
         self, finished: Path, calls: list[tuple[str, Any]], capsys: pytest.CaptureFixture[str]
     ) -> None:
         assert run(capsys, "resume", str(finished))[0] == 0
-        assert calls == [("resume", (finished, 10))]
+        assert run(capsys, "resume", str(finished), "--step", "5", "--set", "train.steps=30")[0] == 0
+        assert calls == [("resume", (finished, None, [])), ("resume", (finished, 5, ["train.steps=30"]))]
 
-    def test_without_state_it_says_what_it_needs(
-        self, recipe: Path, calls: list[tuple[str, Any]], capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_without_state_it_says_what_it_needs(self, recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
         resolved = resolve(recipe)
         RunWriter.create(resolved.folder, resolved.as_dict()).close()
         code, _, err = run(capsys, "resume", str(resolved.folder))
         assert code == 2 and "no complete checkpoint" in err and "--set checkpoint.every=10" in err
         code, _, err = run(capsys, "resume", "runs/none")
         assert code == 2 and "no such run folder" in err
-
-    def test_a_run_that_is_over_is_not_continued(
-        self, finished: Path, calls: list[tuple[str, Any]], capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        last = finished / "checkpoints" / "step-000020"
-        last.mkdir()
-        (last / "COMPLETE").touch()
-        code, _, err = run(capsys, "resume", str(finished))
-        assert code == 2 and "all 20 steps are done" in err and not calls
 
 
 class TestPlay:

@@ -87,6 +87,8 @@ class TestUselessKeys:
         (("sft.steps=5", "sft.final_ratio=0.1"), "sft.final_ratio"),
         (("sft.batch=32",), "sft.batch"),
         (("checkpoint.keep_last=3",), "checkpoint.keep_last"),
+        (("checkpoint.keep_every=5",), "checkpoint.keep_every"),
+        (("checkpoint.best=true",), "checkpoint.best"),
         (("reward_pool.workers=4",), "reward_pool.workers"),
     )
 

@@ -159,6 +159,7 @@ class TrainTable(Table):
     reference_refresh: CountOrZero = Field(0, description="steps between refreshes of the reference; 0 = fixed")
     mismatch_bound: Positive | None = Field(None, description="nats that trainer and sampler may differ on one token")
     max_time_s: NotNegative = Field(0.0, description="stop at the next step after so many seconds; 0 is off")
+    deadline_s: NotNegative = Field(1800.0, description="halt when engine and reward are silent so long; 0 is off")
     threads: CountOrZero = Field(0, description="CPU threads; 0 = as many as there are cores")
 
 
@@ -191,6 +192,9 @@ class RecordTable(Table):
 
     rollouts: bool = Field(True, description="every response")
     token_logprobs: bool = Field(True, description="the per-token lists of every response")
+    sinks: Annotated[tuple[Literal["wandb", "trackio", "tensorboard", "mlflow"], ...], BeforeValidator(_as_tuple)] = (
+        Field((), description="where the metrics are copied to; what fails there is switched off, never the run")
+    )
 
 
 class CheckpointTable(Table):

@@ -9,7 +9,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 # Keys, or tables with a trailing dot, that a continued run may change.
-HARMLESS = ("name", "out", "train.steps", "train.max_time_s", "void_limit", "eval.", "record.", "checkpoint.", "doctor.")
+HARMLESS = (
+    "name", "out", "train.steps", "train.max_time_s", "train.deadline_s", "void_limit", "eval.", "record.",
+    "checkpoint.", "doctor.",
+)  # fmt: skip
 # Of those, what moves the learning rate: harmless only where the schedule does not look at it.
 SCHEDULED = "train.steps"
 

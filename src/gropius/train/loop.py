@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
-import signal
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -20,17 +19,19 @@ from typing import Any, Literal
 import torch
 
 from gropius.doctor.watch import Watch
-from gropius.errors import EngineError, Interrupted, RunHalted
+from gropius.errors import EngineError, RunHalted
 from gropius.models.load import LoadedModel
 from gropius.recipe.resolve import Resolved
 from gropius.records.faults import reached
 from gropius.records.metrics import step_metrics
+from gropius.records.sinks import Sinks
 from gropius.records.writer import RunWriter
 from gropius.rollout.collect import CollectPlan, Player
 from gropius.rollout.select import Selected, SelectionRule, collect_selected
 from gropius.tasks.base import TaskSet
 from gropius.train import aside, checkpoint, checkup, keep, memory, mismatch, randomness, trained
 from gropius.train.credit import Credit, Known, compare, needs_anchor_pass
+from gropius.train.deadline import within
 from gropius.train.evaluate import HeldOut, Limits, evaluate
 from gropius.train.forward import Forward
 from gropius.train.interrupt import StopRequest
@@ -83,6 +84,7 @@ class Run:
     state: State
     stop: StopRequest
     keeper: Keeper
+    copies: Sinks
     origin: dict[str, Any]
     randomness: Randomness
     digest: str = ""
@@ -104,8 +106,9 @@ def train(run: Run) -> Path:
     try:
         return all_rounds(run)
     except KeyboardInterrupt:
-        raise stopped_at_once(run) from None
+        raise ending.stopped_at_once(run) from None
     finally:
+        run.copies.close()
         run.keeper.wait()
 
 
@@ -119,7 +122,7 @@ def all_rounds(run: Run) -> Path:
     if plan.sft.steps and plan.checkpoint.every and state.step == 0:
         keep.unless_kept(run)  # a warm start is not cheap
     if run.stop.asked and state.step < plan.train.steps:
-        raise interrupted(run)
+        raise ending.interrupted(run)
     for step in range(state.step + 1, plan.train.steps + 1):
         start = time.perf_counter()
         batch = asyncio.run(sample(run, order, step))
@@ -143,7 +146,7 @@ def all_rounds(run: Run) -> Path:
             keep.when_due(run)
             checkup.when_due(run)
             if run.stop.asked or (plan.train.max_time_s and time.monotonic() - began > plan.train.max_time_s):
-                raise interrupted(run)
+                raise ending.interrupted(run)
     run.keeper.wait()
     reached("run.trained")
     measure_at_the_ends(run, "after")
@@ -165,7 +168,11 @@ async def sample(run: Run, order: TaskOrder, step: int) -> Selected:
         greedy_baseline=objective.advantage.baseline == "greedy",
     )
     rule = SelectionRule(objective.selection.dead, rollout.refill_attempts, rollout.grow_limit)
-    selected = await collect_selected(order.take, rollout.prompts, plan, run.player, rule)
+    selected = await within(
+        run.player,
+        run.plan.train.deadline_s,
+        lambda player: collect_selected(order.take, rollout.prompts, plan, player, rule),
+    )
     if selected.shortfall is not None:
         run.progress.note(f"step {step}: {selected.shortfall}")
     return selected
@@ -314,6 +321,7 @@ def record(run: Run, batch: Selected, credit: Credit, work: Work, times: dict[st
     if plan.record.rollouts:
         run.writer.write_rollouts(state.step, rows, token_lists=plan.record.token_logprobs)
     run.writer.write_metrics(state.step, metrics)
+    run.copies.write(state.step, metrics)
     run.progress.step(state.step, plan.train.steps, metrics)
 
 
@@ -329,7 +337,11 @@ async def evaluate_held_out(plan: Resolved, loaded: LoadedModel, player: Player)
     held_out = player.tasks.held_out[: plan.eval.tasks or None]
     sampling = dataclasses.replace(sampling_of(plan, loaded), temperature=plan.eval.temperature)
     limits = Limits(plan.seed, plan.rollout.max_turns, plan.rollout.max_episode_tokens)
-    found, _ = await evaluate(held_out, player, sampling, plan.eval.samples, limits)
+    found, _ = await within(
+        player,
+        plan.train.deadline_s,
+        lambda watched: evaluate(held_out, watched, sampling, plan.eval.samples, limits),
+    )
     return found
 
 
@@ -341,34 +353,4 @@ def measure_at_the_ends(run: Run, label: Literal["before", "after"]) -> None:
     found = measure(run, label).metrics()
     state.measured[label] = found["held_out/mean"]
     run.writer.write_metrics(state.step, found)
-
-
-def interrupted(run: Run) -> Interrupted:
-    """What a person reads who stopped a run: that it is saved, and how to go on."""
-    keep.unless_kept(run)
-    state, folder = run.state, run.writer.folder
-    why = "as asked" if run.stop.asked else f"after train.max_time_s = {run.plan.train.max_time_s:g} s"
-    error = Interrupted(
-        f"stopped after step {state.step} of {run.plan.train.steps}, {why}; everything is saved. "
-        f"Go on with: gropius resume {folder}"
-    )
-    error.exit_code = 128 + run.stop.asked if run.stop.asked else error.exit_code
-    return error
-
-
-def stopped_before_a_step(folder: Path, number: int) -> Interrupted:
-    """What is told when a run is stopped before there is anything to save."""
-    error = Interrupted(f"stopped before step 1, nothing was saved; gropius resume {folder} begins again")
-    error.exit_code = 128 + number
-    return error
-
-
-def stopped_at_once(run: Run) -> Interrupted:
-    """What is told at a second signal; the step under way is lost, the one before saved if the weights are its own."""
-    where = "from the last checkpoint"
-    if not run.stop.moving:
-        keep.unless_kept(run)
-        where = f"from step {run.state.step}"
-    error = Interrupted(f"stopped at once; gropius resume {run.writer.folder} goes on {where}")
-    error.exit_code = 128 + (run.stop.asked or signal.SIGINT)
-    return error
+    run.copies.write(state.step, found)
