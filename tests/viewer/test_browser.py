@@ -70,7 +70,7 @@ class Site:
         return list(self.browser.find_elements(By.CSS_SELECTOR, selector))
 
     def until(self, holds: Callable[[], Any], what: str = "") -> Any:
-        for _ in range(400):
+        for _ in range(2400):  # patience for a busy machine, not a bound on anything
             if found := holds():
                 return found
             time.sleep(0.025)
