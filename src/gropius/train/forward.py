@@ -159,7 +159,7 @@ def _recompute(model: PreTrainedModel) -> None:
     """Switch recomputation on by the name that every transformers 5 knows; later ones warn that it will be renamed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
-        model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[no-untyped-call]
+        model.gradient_checkpointing_enable({"use_reentrant": False})
 
 
 @torch.no_grad()
