@@ -12,6 +12,7 @@ from fractions import Fraction
 from typing import Any
 
 from gropius.errors import RecipeError
+from gropius.rewards.answers.extract import without_thinking
 from gropius.rewards.base import Reward
 from gropius.rewards.expression import ExpressionFault, parse, require_each_once, value
 from gropius.rewards.number import NumberTooLong, last_number_in, whole_text_number
@@ -38,8 +39,9 @@ def exact(*, ignore_case: bool = False) -> Reward:
 def last_number() -> Reward:
     """1 when the last number in the last reply equals the gold number, compared as exact rationals.
 
-    What counts as a number is said in `gropius.rewards.number`. No number in the reply is rejected; a gold answer
-    that is no number is void.
+    What counts as a number is said in `gropius.rewards.number`. Thinking is left out, all of it where it never ends. No
+    number in the reply is rejected; a gold answer that is no number is void. It reads no sentence: "not 42" ends with
+    42; the reward `math` does.
     """
 
     def _score(episode: Episode) -> Outcome:
@@ -50,7 +52,7 @@ def last_number() -> Reward:
         if gold is None:
             return void("the gold answer is not a number")
         try:
-            found = last_number_in(episode.last_reply)
+            found = last_number_in(without_thinking(episode.last_reply))
         except NumberTooLong as why:
             return rejected(str(why))
         if found is None:
@@ -74,7 +76,7 @@ def countdown(*, tag: str = "answer") -> Reward:
             return void("the task has no usable numbers and target in its metadata")
         numbers, target = given
         try:
-            left, equals, right = _expression_of(episode.last_reply, tag).partition("=")
+            left, equals, right = _expression_of(without_thinking(episode.last_reply), tag).partition("=")
             postfix = parse(left)
             require_each_once(postfix, numbers)
             if value(postfix) != target:

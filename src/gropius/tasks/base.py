@@ -25,6 +25,7 @@ class TaskSet:
     environment: makes a fresh single-use partner for one episode of a task; None for single-turn tasks. Its `start()`
     returns the same messages as `task.messages()`. rewards: names of the rewards used when a recipe names none.
     sandbox: the weakest isolation that the environment takes for programs of the model; "" when it runs none.
+    judges_text: the environment ends with an answer in words, which can hedge or deny; False for a game.
     notes: what was recognised, for a person to read. fingerprint: sha256 over all rows of both halves, in order.
     """
 
@@ -38,6 +39,7 @@ class TaskSet:
     notes: tuple[str, ...]
     fingerprint: str
     sandbox: str = ""
+    judges_text: bool = False
 
     def __post_init__(self) -> None:
         if not self.train:

@@ -128,7 +128,7 @@ SHAPES: tuple[Shape, ...] = (
     Shape("code with tests", ("prompt", "cases"), "prompt", "", ("code",)),
     Shape("MATH", ("problem", "answer"), "problem", "answer", ("math",)),
     Shape("MATH", ("problem", "solution"), "problem", "solution", ("math",), _boxed_solution),
-    Shape("GSM8K", ("question", "answer"), "question", "answer", ("last_number",), _question_answer),
+    Shape("GSM8K", ("question", "answer"), "question", "answer", ("math",), _question_answer),
     Shape("prompt and answer", ("prompt", "answer"), "prompt", "answer", ("exact",)),
     Shape("TRL", ("prompt", "solution"), "prompt", "solution", ("exact",)),
     Shape("TRL", ("prompt", "ground_truth"), "prompt", "ground_truth", ("exact",)),

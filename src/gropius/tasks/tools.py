@@ -144,6 +144,7 @@ def _task_set(
         notes=(f"{plan.name}: {wanted} train and {kept_out} held-out questions, {plan.calls} tool calls each",),
         fingerprint=fingerprint(train, held_out),
         sandbox=plan.sandbox,
+        judges_text=True,
     )
 
 
