@@ -187,6 +187,7 @@ def train(resolved: Resolved, progress: Progress) -> Path:
         refuse_what_cannot_fit(resolved, parts.loaded.model.num_parameters(), _machine(resolved, parts.loaded))
         document = resolved.as_dict() | parts.facts | {"origin": _origin(resolved, parts)}
         with RunWriter.create(resolved.folder, document) as writer, StopRequest(progress.note) as stop:
+            writer.write_tokenizer(parts.loaded.tokenizer.backend_tokenizer.to_str())
             if resolved.sft.steps:
                 _warm_start(resolved, parts, progress, stop)
             return loop.train(_run(resolved, parts, writer, progress, stop))

@@ -33,6 +33,7 @@ FINDINGS = "findings.json"
 ROLLOUTS = "rollouts"
 CHECKPOINTS = "checkpoints"
 LOGS = "logs"
+TOKENIZER = "tokenizer.json"
 MODEL = "model"  # of a warm start alone
 
 Number = float | int | None
@@ -174,6 +175,10 @@ class RunWriter:
         faults.reached("rollouts.written")
         return path
 
+    def write_tokenizer(self, document: str) -> None:
+        """Keep the tokenizer's own JSON, so that a reader can show tokens as text. Errors: RunHalted (disk)."""
+        write_whole(self.folder / TOKENIZER, document.encode())
+
     def write_findings(self, findings: Sequence[Mapping[str, Any]]) -> None:
         """Replace findings.json. Errors: RunHalted when the disk refuses; ValueError for a non-finite number."""
         write_json(self.folder / FINDINGS, list(findings))
@@ -217,7 +222,7 @@ def delete_run(folder: Path) -> None:
 
 
 def _written_by_a_run(name: str) -> bool:
-    known = (LOCK, RESOLVED, METRICS, FINDINGS, ROLLOUTS, CHECKPOINTS, LOGS, MODEL)
+    known = (LOCK, RESOLVED, METRICS, FINDINGS, ROLLOUTS, CHECKPOINTS, LOGS, MODEL, TOKENIZER)
     return name in known or _is_temporary(name)
 
 
