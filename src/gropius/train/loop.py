@@ -29,7 +29,7 @@ from gropius.records.writer import RunWriter
 from gropius.rollout.collect import CollectPlan, Player
 from gropius.rollout.select import Selected, SelectionRule, collect_selected
 from gropius.tasks.base import TaskSet
-from gropius.train import aside, checkpoint, checkup, keep, memory, mismatch, randomness, trained
+from gropius.train import aside, checkpoint, checkup, ending, keep, memory, mismatch, randomness, trained
 from gropius.train.credit import Credit, Known, compare, needs_anchor_pass
 from gropius.train.deadline import within
 from gropius.train.evaluate import HeldOut, Limits, evaluate
