@@ -1,0 +1,122 @@
+"""The same gradient, however the batch is laid out: measured on a real batch of the user's own model.
+
+Each variant changes only how the work is done. Its gradient is compared with that of the layout training uses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from gropius.objective.spec import Objective
+from gropius.train.forward import Forward
+from gropius.train.optim import Optimiser, OptimiserSettings, StepInfo
+from gropius.train.sequences import TrainSequence
+from gropius.train.step import Learner, LearnerSettings
+
+PerSequence = Sequence[NDArray[Any] | None]
+# Relative differences that rounding alone explains, by the type that matrix products are computed in.
+BOUNDS = {"float64": 1e-9, "float32": 1e-5, "bfloat16": 5e-2}
+
+
+@dataclass(frozen=True)
+class Invariance:
+    """One row of the table: what was changed, the bound, and ‖g − g₀‖ / ‖g₀‖ as found."""
+
+    name: str
+    bound: float
+    found: float
+
+    @property
+    def held(self) -> bool:
+        """True when the difference is within the bound; a number that is not finite is not."""
+        return self.found <= self.bound
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """What one optimiser step would be taken on, with the log-probabilities that the objective needs."""
+
+    sequences: Sequence[TrainSequence]
+    anchor: PerSequence | None = None
+    reference: PerSequence | None = None
+
+    def rows(self, order: Sequence[int]) -> Batch:
+        """Some rows, in some order; weights stay what they are in the whole batch."""
+
+        def pick(values: PerSequence | None) -> PerSequence | None:
+            return None if values is None else [values[i] for i in order]
+
+        return Batch([self.sequences[i] for i in order], pick(self.anchor), pick(self.reference))
+
+
+class _Catcher(Optimiser):
+    """An optimiser that keeps the gradient and moves nothing."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__(model, OptimiserSettings())
+        self.caught: Tensor | None = None
+
+    def step(self) -> StepInfo:
+        """Keep the gradient, flat, in float64; forget it in the model."""
+        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
+        self.caught = torch.cat([part.detach().double().flatten() for part in parts])
+        self.zero()
+        return StepInfo(float(self.caught.norm()), 0.0, True)
+
+
+def gradient(forward: Forward, objective: Objective, settings: LearnerSettings, batch: Batch) -> Tensor:
+    """The flat gradient of the objective on a batch, in float64; zeros when no sequence is live."""
+    catcher = _Catcher(forward.model)
+    Learner(forward, objective, catcher, settings).update(batch.sequences, batch.anchor, batch.reference)
+    if catcher.caught is None:
+        return torch.zeros(sum(p.numel() for p in catcher.parameters), dtype=torch.float64)
+    return catcher.caught
+
+
+def invariances(forward: Forward, objective: Objective, settings: LearnerSettings, batch: Batch) -> list[Invariance]:
+    """Compare the gradient under every variant with the one that training would use.
+
+    Micro-batches of a third of the tokens and of one sequence; padded rows; no shared prefix; siblings and groups
+    permuted; dead sequences run; activations recomputed; 2 and 4 simulated ranks whose gradients are summed.
+    """
+    bound = BOUNDS[forward.compute_dtype if forward.compute_dtype != "float32" else str(_dtype(forward)).split(".")[-1]]
+
+    def measured(changed: Forward = forward, rows: Batch = batch, **options: Any) -> Tensor:
+        return gradient(changed, objective, dataclasses.replace(settings, **options), rows)
+
+    tokens = sum(sequence.length_tokens for sequence in batch.sequences)
+    shuffled = np.random.default_rng(0).permutation(len(batch.sequences)).tolist()
+    variants: dict[str, Callable[[], Tensor]] = {
+        "again, nothing changed": measured,
+        "micro-batches of a third of the tokens": lambda: measured(pack_tokens=max(1, tokens // 3)),
+        "micro-batches of one sequence": lambda: measured(pack_tokens=1),
+        "padded rows": lambda: measured(dataclasses.replace(forward, packed=False)),
+        "no prefix shared": lambda: measured(share_prompts=False),
+        "siblings and groups permuted": lambda: measured(rows=batch.rows(shuffled)),
+        "dead sequences run": lambda: measured(skip=False),
+        "activations recomputed": lambda: measured(Forward.of(forward.model, compute_dtype=forward.compute_dtype,
+                                                              packed=forward.packed, recompute=True)),
+        "2 ranks": lambda: _over_ranks(measured, batch, 2),
+        "4 ranks": lambda: _over_ranks(measured, batch, 4),
+    }  # fmt: skip
+    base = measured()
+    scale = float(base.norm()) or 1.0
+    return [Invariance(name, bound, float((make() - base).norm()) / scale) for name, make in variants.items()]
+
+
+def _over_ranks(measured: Callable[..., Tensor], batch: Batch, ranks: int) -> Tensor:
+    """The sum of the gradients of every `ranks`-th sequence, as ranks that hold whole sequences would add them."""
+    parts = [batch.rows(range(rank, len(batch.sequences), ranks)) for rank in range(ranks)]
+    return torch.stack([measured(rows=part) for part in parts]).sum(0)
+
+
+def _dtype(forward: Forward) -> torch.dtype:
+    return next(forward.model.parameters()).dtype

@@ -1,0 +1,44 @@
+"""The table of `check --invariance`: every layout gives the gradient, and a broken layout is caught."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from batches import batch, build
+
+from gropius.objective.presets import resolve
+from gropius.train import invariance
+from gropius.train.forward import Forward
+from gropius.train.invariance import Batch, invariances
+from gropius.train.step import LearnerSettings
+
+OBJECTIVE = resolve("dapo")
+SETTINGS = LearnerSettings(pack_tokens=4096)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-9), (torch.float32, 1e-5)])
+def test_every_layout_has_the_gradient_of_training(dtype: torch.dtype, bound: float) -> None:
+    rows = invariances(Forward.of(build("llama", dtype)), OBJECTIVE, SETTINGS, Batch(batch()))
+    assert len(rows) == 10
+    for row in rows:
+        assert row.bound == bound and row.held, row
+
+
+def test_a_weight_that_depends_on_the_micro_batch_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = invariance.gradient
+
+    def averaged(forward, objective, settings, rows):  # type: ignore[no-untyped-def]
+        found = honest(forward, objective, settings, rows)
+        return found / 2 if settings.pack_tokens == 1 else found
+
+    monkeypatch.setattr(invariance, "gradient", averaged)
+    rows = invariances(Forward.of(build("llama")), OBJECTIVE, SETTINGS, Batch(batch()))
+    assert [row.name for row in rows if not row.held] == ["micro-batches of one sequence"]
+
+
+def test_a_batch_without_a_live_row_differs_by_nothing() -> None:
+    import dataclasses
+
+    dead = [dataclasses.replace(row, skipped=True, weight=row.weight * 0) for row in batch()]
+    rows = invariances(Forward.of(build("llama")), OBJECTIVE, SETTINGS, Batch(dead))
+    assert all(row.found == 0 for row in rows)
