@@ -40,6 +40,7 @@ from gropius.train.checkpoint import Snapshot, weight_digest
 from gropius.train.evaluate import HeldOut
 from gropius.train.forward import Forward
 from gropius.train.interrupt import StopRequest
+from gropius.train.invariance import Invariance, invariances
 from gropius.train.keep import Keeper
 from gropius.train.loop import Run, State
 from gropius.train.optim import Optimiser, OptimiserSettings
@@ -47,6 +48,7 @@ from gropius.train.origin import origin
 from gropius.train.progress import Progress
 from gropius.train.sft import WarmStart, imitation, warm_start
 from gropius.train.step import Learner, LearnerSettings, UpdateReport
+from gropius.train.trial import one_batch
 from gropius.types import Task
 
 
@@ -335,6 +337,18 @@ def evaluate(resolved: Resolved, progress: Progress, folder: Path | None = None)
     with closing(_parts(resolved, progress, folder)) as parts:
         parts.player.engine.set_policy(0, weight_digest(parts.loaded.model))
         return asyncio.run(loop.evaluate_held_out(resolved, parts.loaded, parts.player))
+
+
+def invariance(resolved: Resolved, progress: Progress) -> list[Invariance]:
+    """Draw and score one batch of the recipe, and compare its gradient under every layout of the work."""
+    randomness.seed_all(resolved.seed)
+    with closing(_parts(resolved, progress)) as parts:
+        learner = _learner(resolved, parts, resolved.objective, _optimiser_settings(resolved))
+        if resolved.sft.steps:
+            _warm_start(resolved, parts, progress)
+        parts.player.engine.set_policy(0, weight_digest(parts.loaded.model))
+        batch = asyncio.run(one_batch(resolved, parts.loaded, parts.player, learner))
+        return invariances(learner.forward, resolved.objective, learner.settings, batch)
 
 
 def _machine(resolved: Resolved, loaded: LoadedModel) -> Machine:

@@ -1,4 +1,4 @@
-"""`gropius check RECIPE --resume`: prove on this machine, with this recipe, what is promised of every run."""
+"""`gropius check RECIPE --resume --invariance`: prove on this machine, with this recipe, what is promised of every run."""
 
 from __future__ import annotations
 
@@ -47,6 +47,9 @@ def command(
     resume: Annotated[
         bool, typer.Option("--resume", help="2k steps straight against k, kill -9, and k more: bit by bit.")
     ] = False,
+    invariance: Annotated[
+        bool, typer.Option("--invariance", help="One real batch: the gradient under every layout of the work.")
+    ] = False,
     steps: Annotated[int, typer.Option("--steps", min=1, metavar="K", help="k of --resume.")] = 2,
     keep: Annotated[
         Path | None, typer.Option("--keep", metavar="FOLDER", help="Leave the run folders of the check there.")
@@ -59,7 +62,7 @@ def command(
 
     resolved = resolve(recipe, settings)
     refuse_user_code(resolved, trusted=trust_code)
-    asked = [name for name, wanted in (("resume", resume),) if wanted]
+    asked = [name for name, wanted in (("resume", resume), ("invariance", invariance)) if wanted]
     if not asked:
         raise UsageError(f"say what to check: {', '.join(f'--{name}' for name in CHECKS)}")
     words = [recipe, *(word for setting in settings for word in ("--set", setting))]
@@ -101,6 +104,22 @@ def check_resume(question: Question) -> Answer:
     return Answer("resume", True, f"{2 * k} steps = {k} + kill -9 + {k}, bit by bit: {found}")
 
 
+def check_invariance(question: Question) -> Answer:
+    """A batch drawn and scored as training would, and its gradient under every way of laying the work out."""
+    from gropius import build
+    from gropius.cli.console import Console
+
+    with Console() as console:
+        rows = build.invariance(question.resolved, console)
+    lines = [f"{row.name:<40} bound {row.bound:.0e}   found {row.found:.1e}   {_word(row.held)}" for row in rows]
+    held = all(row.held for row in rows)
+    return Answer("invariance", held, "relative difference of the gradient\n  " + "\n  ".join(lines))
+
+
+def _word(held: bool) -> str:
+    return "ok" if held else "OUT OF BOUND"
+
+
 def _gropius(*words: str, fault: str = "") -> None:
     """Run a verb in a process of its own. fault: where it must die by SIGKILL.
 
@@ -127,4 +146,4 @@ def _last_words(text: str) -> str:
     return " / ".join(lines[-3:]) or "without a word"
 
 
-CHECKS: dict[str, Callable[[Question], Answer]] = {"resume": check_resume}
+CHECKS: dict[str, Callable[[Question], Answer]] = {"resume": check_resume, "invariance": check_invariance}
