@@ -1,4 +1,4 @@
-"""`gropius check RECIPE --resume --invariance`: prove on this machine, with this recipe, what is promised of every run."""
+"""`gropius check RECIPE --resume --invariance`: prove here, with this recipe, what is promised of every run."""
 
 from __future__ import annotations
 
