@@ -28,6 +28,7 @@ VERBS: dict[str, str] = {
     "resolve": "resolve",
     "check": "check",
     "check-reward": "check_reward",
+    "rescore": "rescore",
     "doctor": "doctor",
     "plan": "plan",
     "audit": "audit",
