@@ -126,6 +126,13 @@ def test_a_groupwise_function_sees_the_whole_group_in_the_pool(opened) -> None:
     assert values == [0.0, 1.0, 0.0]
 
 
+def test_a_function_that_never_applies_voids_its_rows_and_halts_nothing(opened) -> None:
+    alone = score(opened({"name": "mine.py:sometimes"}), episodes("a", "b"))
+    assert {v.outcome.status for v in alone} == {"void"} and "no reward applies" in alone[0].outcome.reason
+    beside = score(opened({"name": "mine.py:sometimes"}, {"name": "exact"}), episodes("42"))[0]
+    assert beside.outcome.value == 1.0 and list(beside.parts) == ["exact"]
+
+
 def test_async_functions_run_in_the_pool(opened) -> None:
     assert score(opened({"name": "mine.py:waits"}), episodes("a", "b"))[1].outcome.value == 0.25
 

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from gropius.errors import RewardError
+from gropius.rewards.base import NOTHING_APPLIES
 from gropius.types import Episode, Outcome, Status, Verdict, void
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class PooledScorer:
         for places, answer in zip(calls, await asyncio.gather(*futures), strict=True):
             for place, verdict in zip(places, answer, strict=True):
                 verdicts[place] = verdict
-                lost.append(verdict.outcome.status == "void")
+                lost.append(verdict.outcome.status == "void" and verdict.outcome.reason != NOTHING_APPLIES)
         self._count(lost, verdicts)
         return verdicts
 
