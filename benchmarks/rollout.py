@@ -101,7 +101,7 @@ def main() -> None:
     parser.add_argument("--forced", action="store_true", help="no stop token: every length is the limit")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--neighbour", type=float, default=0.15)
-    parser.add_argument("--only", default="", help="names of variants, separated by commas")
+    parser.add_argument("--only", default="", help="names of variants, separated by semicolons")
     arguments = parser.parse_args()
     loaded = load_model(SOURCES[arguments.model])
     tasks = TASKS["times_table"](seed=0) if arguments.model == "smollm2" else TASKS["arithmetic"](seed=0)
@@ -116,7 +116,7 @@ def main() -> None:
         "generate, bfloat16": lambda seed: generate(loaded, work, "bfloat16", seed),
     }
     if arguments.only:
-        variants = {name: variants[name] for name in arguments.only.split(",")}
+        variants = {name: variants[name] for name in arguments.only.split(";")}
     print(
         f"{arguments.model}: {arguments.prompts} x {arguments.group} responses, limit {arguments.limit}, "
         f"{'forced' if arguments.forced else 'natural'} lengths, {torch.get_num_threads()} threads"
