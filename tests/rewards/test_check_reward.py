@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from gropius.tasks.base import TaskSet
 from gropius.types import Episode, rejected, scored, void
 
 HERE = Path(".")
+DATA = Path(os.environ.get("GROPIUS_DATA", Path(__file__).parents[3] / "shared" / "data"))
 
 
 def tasks(name: str = "times_table", **options: Any) -> TaskSet:
@@ -166,3 +168,14 @@ def test_the_verb_exits_by_what_it_found(tmp_path: Path, capsys: pytest.CaptureF
     code, out = run("times_table", "--tasks", "2")
     assert code == 0 and "nothing was found" in out and "gives the gold answer" in out
     assert run("r.toml", "--tasks", "2")[0] == 3  # code that was not trusted
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="no data sets here (GROPIUS_DATA)")
+@pytest.mark.skipif(all(probe(t) for t in ("bubblewrap", "landlock")), reason="this machine isolates no programs")
+def test_reference_programs_that_fail_their_own_tests_are_listed_by_row() -> None:
+    file = str(DATA / "mbpp" / "mbpp.jsonl")
+    on = load_tasks(file, {"where": {"task_id": [1, 2, 367, 927]}}, 0, {}, 1, HERE)
+    scorer = load_scorer([{"name": "code"}], HERE)
+    report = asyncio.run(check(on, scorer, scorer.parts, Plan(1, 0)))
+    found = next(found for found in report.findings if found.name == "gold is not full")
+    assert sorted(found.rows) == ["mbpp.jsonl:367", "mbpp.jsonl:927"]

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from pyarrow import parquet
 from gropius.errors import DataError, UsageError
 from gropius.tasks import load_tasks
 from gropius.tasks.base import TaskSet
+from gropius.tasks.files import read_rows
 from gropius.tasks.shapes import after_hashes, last_boxed
 
 DATA = Path(os.environ.get("GROPIUS_DATA", Path(__file__).parents[3] / "shared" / "data"))
@@ -310,3 +312,30 @@ def test_the_real_sets_are_recognised(file: str, shape: str, count: int) -> None
     tasks = load(DATA, file)
     assert f"{count} rows, recognised as {shape}" in tasks.notes[0]
     assert all(task.answer for task in tasks.train)
+
+
+def test_json_lines_and_parquet_are_read_no_further_than_asked(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "a", "answer": "1"}\n{"prompt": "b", "answer": "2"}\n{broken\n')
+    assert [row.values["prompt"] for row in read_rows(file, 2).rows] == ["a", "b"]
+    with pytest.raises(DataError, match=r"rows\.jsonl:3"):
+        read_rows(file)
+    (tmp_path / "unseen.jsonl").write_text('{"prompt": "c", "answer": "3"}\n')
+    options = {"limit": 2, "held_out_path": "unseen.jsonl"}
+    found = load_tasks("rows.jsonl", options, 0, {}, None, tmp_path)
+    assert [task.prompt for task in found.train] == ["a", "b"]
+
+
+def test_a_large_file_is_never_held_as_a_whole(tmp_path: Path) -> None:
+    line = '{"prompt": "' + "x" * 100_000 + '", "answer": "1"}\n'
+    file = tmp_path / "large.jsonl"
+    with file.open("w") as stream:
+        for _ in range(200):  # 20 MB
+            stream.write(line)
+    tracemalloc.start()
+    try:
+        rows = read_rows(file, 5)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(rows.rows) == 5 and peak < 4 << 20

@@ -2,7 +2,7 @@
 
 A row is loaded, or refused by file and row. UTF-8 with or without a byte-order mark, LF or CRLF; `.jsonl` and `.json`
 may be gzipped. NaN and Infinity are no JSON. A lone surrogate (half a character, which no tokenizer and no file
-takes) is replaced by U+FFFD and counted.
+takes) is replaced by U+FFFD and counted. JSON lines and Parquet are read as a stream: a line or a batch at a time.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import itertools
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,6 +21,8 @@ from typing import Any, NoReturn
 from gropius.errors import DataError
 
 REPLACEMENT = "\ufffd"
+BATCH_ROWS = 1024
+Pairs = Iterable[tuple[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -44,9 +47,10 @@ class Rows:
         return tuple(dict.fromkeys(column for row in self.rows for column in row.values))
 
 
-def read_rows(file: Path) -> Rows:
+def read_rows(file: Path, most: int | None = None) -> Rows:
     """The rows of one file, by its suffix (.jsonl .ndjson .json .csv .parquet, the first three also with .gz).
 
+    most: stop after so many rows; what comes after them is not looked at.
     Raises DataError naming file and row: missing or empty file, unknown suffix, text that is not UTF-8, a broken
     line, a last line that is cut off, NaN, a row that is no object, a CSV row with more cells than the header.
     """
@@ -56,16 +60,17 @@ def read_rows(file: Path) -> Rows:
     reader = READERS.get(suffix.lower())
     if reader is None or (file.suffix == ".gz" and suffix.lower() in (".parquet", ".csv")):
         raise DataError(f"{file}: cannot read this kind of file; write one of {', '.join(READERS)}")
-    content = _content(file)
-    if not content.strip():
-        raise DataError(f"{file}: the file is empty")
-    rows = clean_rows(file.name, reader(file, content))
+    try:
+        rows = clean_rows(file.name, itertools.islice(reader(file), most))
+    except (OSError, EOFError, zlib.error) as fault:
+        kind = "a whole gzip file" if file.suffix == ".gz" else "readable"
+        raise DataError(f"{file}: not {kind}: {fault}") from None
     if not rows.rows:
-        raise DataError(f"{file}: the file has no rows")
+        raise DataError(f"{file}: the file {'has no rows' if suffix.lower() == '.parquet' else 'is empty'}")
     return rows
 
 
-def clean_rows(name: str, pairs: list[tuple[str, Any]]) -> Rows:
+def clean_rows(name: str, pairs: Pairs) -> Rows:
     """Rows from (place, values) pairs, lone surrogates replaced. Raises DataError for a row that is no object."""
     rows, replaced = [], 0
     for place, values in pairs:
@@ -77,29 +82,32 @@ def clean_rows(name: str, pairs: list[tuple[str, Any]]) -> Rows:
     return Rows(name, tuple(rows), replaced)
 
 
+def _open(file: Path) -> Any:
+    return gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb")
+
+
 def _content(file: Path) -> bytes:
-    content = file.read_bytes()
-    if file.suffix == ".gz":
-        try:
-            return gzip.decompress(content)
-        except (OSError, EOFError, zlib.error) as fault:
-            raise DataError(f"{file}: not a whole gzip file: {fault}") from None
-    return content
+    """The whole file, without a byte-order mark."""
+    with _open(file) as stream:
+        content: bytes = stream.read()
+    return content.removeprefix(b"\xef\xbb\xbf")
 
 
-def _jsonl(file: Path, content: bytes) -> list[tuple[str, Any]]:
-    lines = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    pairs = []
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            place = f"{file}:{number}"
-            last = number == len(lines)
-            pairs.append((place, _parse(place, _decode(place, line), cut_off=last)))
-    return pairs
+def _jsonl(file: Path) -> Iterator[tuple[str, Any]]:
+    with _open(file) as stream:
+        for number, line in enumerate(stream, start=1):
+            line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+            if line.strip():
+                place = f"{file}:{number}"
+                whole = line.endswith(b"\n")
+                yield place, _parse(place, _decode(place, line.removesuffix(b"\n")), cut_off=not whole)
 
 
-def _json(file: Path, content: bytes) -> list[tuple[str, Any]]:
-    parsed = _parse(f"{file}", _decode(f"{file}", content.removeprefix(b"\xef\xbb\xbf")), cut_off=False)
+def _json(file: Path) -> Pairs:
+    content = _content(file)
+    if not content.strip():
+        return []
+    parsed = _parse(f"{file}", _decode(f"{file}", content), cut_off=False)
     if isinstance(parsed, dict):
         lists = [value for value in parsed.values() if isinstance(value, list)]
         if len(lists) != 1:
@@ -107,11 +115,16 @@ def _json(file: Path, content: bytes) -> list[tuple[str, Any]]:
         parsed = lists[0]
     if not isinstance(parsed, list):
         raise DataError(f"{file}: the file holds a {type(parsed).__name__}; write a list of rows")
+    if not parsed:
+        raise DataError(f"{file}: the file has no rows")
     return [(f"{file}:{number}", values) for number, values in enumerate(parsed, start=1)]
 
 
-def _csv(file: Path, content: bytes) -> list[tuple[str, Any]]:
-    text = _decode(f"{file}", content.removeprefix(b"\xef\xbb\xbf"))
+def _csv(file: Path) -> Pairs:
+    content = _content(file)
+    if not content.strip():
+        return []
+    text = _decode(f"{file}", content)
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     pairs = []
     try:
@@ -129,18 +142,28 @@ def _csv(file: Path, content: bytes) -> list[tuple[str, Any]]:
     return pairs
 
 
-def _parquet(file: Path, content: bytes) -> list[tuple[str, Any]]:
+def _parquet(file: Path) -> Iterator[tuple[str, Any]]:
     import pyarrow as arrow
     from pyarrow import parquet
 
     try:
-        table = parquet.read_table(arrow.BufferReader(content)).to_pylist()
+        with parquet.ParquetFile(file) as table:
+            number = 0
+            for batch in table.iter_batches(BATCH_ROWS):
+                for values in batch.to_pylist():
+                    number += 1
+                    yield f"{file}:{number}", values
     except arrow.ArrowException as fault:
         raise DataError(f"{file}: not a readable Parquet file: {fault}") from None
-    return [(f"{file}:{number}", values) for number, values in enumerate(table, start=1)]
 
 
-READERS = {".jsonl": _jsonl, ".ndjson": _jsonl, ".json": _json, ".csv": _csv, ".parquet": _parquet}
+READERS: dict[str, Callable[[Path], Pairs]] = {
+    ".jsonl": _jsonl,
+    ".ndjson": _jsonl,
+    ".json": _json,
+    ".csv": _csv,
+    ".parquet": _parquet,
+}
 
 
 def _decode(place: str, content: bytes) -> str:

@@ -41,7 +41,8 @@ def from_path(path: Path, reading: Reading, held_out_path: Path | None = None) -
     """
     if path.is_dir():
         path, held_out_path = _folder(path, held_out_path)
-    rows = read_rows(path)
+    given = held_out_path is not None and not reading.where
+    rows = read_rows(path, reading.limit or None if given else None)
     unseen = None if held_out_path is None else read_rows(held_out_path)
     name = path.name.partition(".")[0]
     return from_rows(path.resolve().parent.name if name in ("train", "test") else name, rows, unseen, reading)
