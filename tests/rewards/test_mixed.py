@@ -110,12 +110,13 @@ def test_an_unknown_signature_is_refused_before_any_worker_starts(opened) -> Non
         opened({"name": "mine.py:odd"})
 
 
-def test_a_lost_call_is_void_for_the_pooled_parts_only(opened) -> None:
+def test_a_lost_call_is_void_for_the_pooled_parts_only_and_counted(opened, caplog: pytest.LogCaptureFixture) -> None:
     scorer = opened({"name": "exact"}, {"name": "mine.py:hangs"}, deadline_s=0.7)
     fine, lost = score(scorer, episodes("42", "loop"))
     assert fine.outcome.value == 2.0
     assert lost.outcome.status == "void" and "hangs" in lost.outcome.reason
     assert lost.parts["exact"].status == "rejected"
+    assert "1 deadlines missed and 0 workers died" in caplog.text
 
 
 def test_a_groupwise_function_sees_the_whole_group_in_the_pool(opened) -> None:

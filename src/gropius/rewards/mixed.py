@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -18,6 +19,8 @@ from gropius.rewards.base import (
 )
 from gropius.rewards.pool import PooledScorer
 from gropius.types import Episode, Verdict, void
+
+_LOG = logging.getLogger("gropius.rewards")
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,15 @@ class MixedScorer:
 
     async def _asked(self, pooled: Pooled, episodes: Sequence[Episode]) -> list[Outcomes]:
         found = []
-        for verdict in await pooled.pool.score(episodes):
+        counts = pooled.pool.counts
+        lost_before = counts.timeouts + counts.crashes
+        verdicts = await pooled.pool.score(episodes)
+        if counts.timeouts + counts.crashes > lost_before:
+            _LOG.warning(
+                "%s: %d deadlines missed and %d workers died so far, %d started, %d calls answered",
+                ", ".join(pooled.names), counts.timeouts, counts.crashes, counts.started, counts.calls,
+            )  # fmt: skip
+        for verdict in verdicts:
             lost = not verdict.parts and verdict.outcome.reason != NOTHING_APPLIES
             found.append({n: void(verdict.outcome.reason) for n in pooled.names} if lost else dict(verdict.parts))
         return found
