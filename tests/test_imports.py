@@ -19,7 +19,7 @@ TORCH_FREE_FILES = (
     "objective/batch", "objective/explain",
 )  # fmt: skip
 TORCH_FREE_ROOMS = (
-    "records", "rewards", "tasks", "envs", "sandbox", "doctor", "plan", "audit", "recipe", "viewer", "cli",
+    "records", "rewards", "tasks", "envs", "sandbox", "doctor", "compare", "plan", "audit", "recipe", "viewer", "cli",
 )  # fmt: skip
 
 

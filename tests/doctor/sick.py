@@ -199,13 +199,13 @@ def other_reference() -> contextlib.AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def ever_surer() -> Iterator[None]:
-    """Every update makes the logits a fifth larger: the policy grows certain and learns nothing by it."""
+    """Every update makes the logits a third larger: the policy grows certain and learns nothing by it."""
     honest = loop.update
 
     def update(run: Any, *arguments: Any) -> Any:
         reports = honest(run, *arguments)
         with torch.no_grad():
-            run.loaded.model.model.norm.weight.mul_(1.2)
+            run.loaded.model.model.norm.weight.mul_(1.35)
         return reports
 
     with patch.object(loop, "update", update):
@@ -300,7 +300,7 @@ SICK: dict[str, Sick] = {
     "a broken verifier": Sick("void_verdicts", faults=(rewarded(("exact", 1.0, half_broken, True)),), cause="crashed"),
     "hacked": Sick(
         "reward_hacking",
-        (*NO_KL, "train.learning_rate=1e-3", "train.steps=30"),
+        (*NO_KL, "train.learning_rate=1e-3", "train.steps=50"),
         (rewarded(("score", 1.0, pays_for_a_two, False)),),
     ),
     "long wrong answers": Sick(
@@ -314,7 +314,7 @@ SICK: dict[str, Sick] = {
     "ever surer": Sick("entropy_collapse", NO_KL, (ever_surer, rewarded(("exact", 1.0, half_of_the_golds, True)))),
     "too many updates": Sick(
         "clip_fraction_high",
-        ("train.epochs=4", "objective.surrogate.low=0.002", "objective.surrogate.high=0.002", *NO_KL),
+        ("train.epochs=8", "objective.surrogate.low=0.0005", "objective.surrogate.high=0.0005", *NO_KL),
     ),
     "no movement": Sick("clip_never_reached", ("train.updates=4", "train.learning_rate=1e-9", *NO_KL)),
     "no leash": Sick("kl_drift", ("objective.kl.coefficient=1e-9", "train.learning_rate=2e-3")),
@@ -335,7 +335,9 @@ SICK: dict[str, Sick] = {
         "weight_concentration",
         (
             "train.updates=8",
-            "train.learning_rate=4e-3",
+            "train.learning_rate=0.01",
+            "train.warmup_steps=0",
+            "train.steps=6",
             *NO_KL,
             'objective.surrogate.kind="none"',
             'objective.ratio.level="sequence_product"',

@@ -14,7 +14,7 @@ from gropius.doctor.log import Log, Members
 from gropius.doctor.windows import Held, drawn_again, ends, held_above, width
 
 DEAD = 0.7
-NEARLY_ALL = 0.95
+NEARLY_ALL = 0.9
 IDENTICAL = 0.5
 FEW_SHARE = 0.3
 FEWEST_TASKS = 8

@@ -12,7 +12,7 @@ from gropius.doctor.groups import growth_of_groups, kinds
 from gropius.doctor.log import Log, Series, known_mean
 from gropius.doctor.windows import FEWEST_STEPS, ends, mean_of, rise, width
 
-COLLAPSED = 0.15
+COLLAPSED = 0.2
 BEGINNING = 2  # steps; a policy can come apart in the first window
 MASTERED = 0.9
 FALLEN = 0.1
@@ -27,8 +27,8 @@ STRETCH = 5
 
 
 def entropy_collapse(log: Log) -> Finding | None:
-    """The policy has become certain (entropy below 15 % of the start) without having mastered the task."""
-    entropy = log.series("entropy")
+    """The policy has become certain (entropy below a fifth of the start) without having mastered the task."""
+    entropy = _entropy(log)
     windows = ends(entropy.steps.tolist())
     if windows is None:
         return None
@@ -42,8 +42,9 @@ def entropy_collapse(log: Log) -> Finding | None:
     level = float(np.mean(grown[1])) / best if best > 0 else 0.0
     if level > MASTERED or _still_rising(log):
         return None
-    below = [int(s) for i, s in enumerate(entropy.steps) if entropy.values[i:].max() < COLLAPSED * start * 1.5]
-    onset = below[0] if below else int(entropy.steps[-1])
+    averaged = [float(entropy.values[i : i + 3].mean()) for i in range(len(entropy))]
+    above = max((i for i, value in enumerate(averaged) if value >= 0.5 * start), default=-1)
+    onset = int(entropy.steps[min(above + 1, len(entropy) - 1)])
     places = np.flatnonzero(log.responses["step"] == log.steps[-1])[:8]
     return Finding(
         "entropy_collapse",
@@ -58,6 +59,22 @@ def entropy_collapse(log: Log) -> Finding | None:
         measured,
         log.rows(places.tolist()),
     )
+
+
+def _entropy(log: Log) -> Series:
+    """The logged entropy; where recent steps trained nothing and have none, −log p of the drawn tokens (its mean).
+
+    Of the steps whose tokens were read, the first one always among them.
+    """
+    logged = log.series("entropy")
+    drawn: dict[int, list[float]] = {}
+    for row in log.tokens:
+        if row.sampler is not None and len(row.sampler):
+            drawn.setdefault(row.step, []).append(-float(row.sampler.mean()))
+    if not drawn or (len(logged) and int(logged.steps[-1]) == log.steps[-1]):
+        return logged
+    steps = sorted(drawn)
+    return Series(np.array(steps, np.int64), np.array([float(np.mean(drawn[step])) for step in steps]))
 
 
 def _still_rising(log: Log) -> bool:
