@@ -37,7 +37,7 @@ def calculator(
     require_range("calculator: terms", terms, 2, 8)
     wanted, kept_out = rows_pair("calculator", rows)
 
-    def question(draw: random.Random) -> tuple[str, str, str]:
+    def _question(draw: random.Random) -> tuple[str, str, str]:
         pieces = [str(draw.randrange(10 ** (digits - 1), 10**digits))]
         for _ in range(terms - 1):
             pieces += [draw.choice("+-*"), str(draw.randrange(10 ** (digits - 1), 10**digits))]
@@ -45,7 +45,7 @@ def calculator(
         return f"What is {text}?", text, calculate(text)
 
     plan = _Plan("calculator", "calculator", calls, seed, {"calculator": _calculated})
-    return _task_set(plan, question, wanted, kept_out)
+    return _task_set(plan, _question, wanted, kept_out)
 
 
 def python_tool(
