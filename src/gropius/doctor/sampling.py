@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from gropius.doctor.finding import Finding, Interval, Row
 from gropius.doctor.log import Log, TokenRow
-from gropius.doctor.windows import FEWEST_STEPS, mean_of, width
+from gropius.doctor.windows import FEWEST_STEPS, drawn_again, mean_of, width
 
 APART = 0.02
 FAR_APART = 0.1
@@ -23,6 +23,7 @@ HOTTEST = 0.75  # the slope is 1 − 1/T; near 1 the sampler knows nothing of wh
 LATE = 0.25
 WEIGHTLESS = 0.5
 MOST_WEIGHTLESS = 0.2
+FEWEST_WEIGHTS = 24
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,12 +189,14 @@ def weight_concentration(log: Log) -> Finding | None:
         change = np.asarray(row.policy, np.float64) - np.asarray(row.anchor, np.float64)
         mean = float(change.sum() if level == "sequence_product" else change.mean())
         blocks.setdefault(row.step, []).append(float(np.exp(min(mean, 50.0))))
-    share = {step: float(np.sum(w) ** 2 / (len(w) * np.sum(np.square(w)))) for step, w in blocks.items() if len(w) > 3}
-    recent = list(share.values())[-FEWEST_STEPS:]
-    if level == "none" or len(recent) < 2:
+    blocks = {step: weights for step, weights in blocks.items() if len(weights) >= FEWEST_WEIGHTS}
+    share = {step: _effective(np.array(weights)) for step, weights in blocks.items()}
+    recent = list(blocks.values())[-FEWEST_STEPS:]
+    if level == "none" or not recent:
         return None
-    measured = mean_of(recent, "effective share of the responses under their importance weights")
-    if measured.value >= WEIGHTLESS:
+    pool = [np.array([weight / float(np.mean(weights))]) for weights in recent for weight in weights]
+    measured = drawn_again(pool, _effective, "effective share of the responses under their importance weights")
+    if measured.value >= WEIGHTLESS or not any(value < WEIGHTLESS for value in share.values()):
         return None
     low = [step for step, value in share.items() if value < WEIGHTLESS]
     return Finding(
@@ -208,6 +211,11 @@ def weight_concentration(log: Log) -> Finding | None:
         Interval(measured.of, measured.value, max(0.0, measured.low), min(1.0, measured.high)),
         tuple(Row(r.step, r.group_id, r.member) for r in rows if r.step == low[-1])[:8],
     )
+
+
+def _effective(weights: NDArray[np.float64]) -> float:
+    """(Σw)²/(n Σw²), in (0, 1]."""
+    return float(np.sum(weights) ** 2 / (len(weights) * np.sum(np.square(weights))))
 
 
 def _recent(log: Log) -> int:
