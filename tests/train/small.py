@@ -1,4 +1,4 @@
-"""A run that takes seconds: a very small model that is paid for writing a small letter, which noise does now and then."""
+"""A run that takes seconds: a very small model paid for writing a small letter, which noise does now and then."""
 
 from __future__ import annotations
 

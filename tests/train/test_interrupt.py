@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from killed import Killable, killable
-from small import RECIPE, run_small
+from small import RECIPE, run_small, small_recipe
 
 from gropius import build
 from gropius.errors import Interrupted
@@ -93,6 +93,22 @@ def test_a_time_limit_saves_and_says_so(straight: Path, tmp_path: Path) -> None:
     build.resume(folder, None, Silent(), ["train.max_time_s=0.0"])
     difference = compare(straight, folder).difference  # the limit itself is all that is another
     assert difference.startswith("state, tables.train.max_time_s") or difference == ""
+
+
+def test_a_signal_in_the_warm_start_ends_it_and_the_run_begins_again(tmp_path: Path) -> None:
+    class Impatient(Silent):
+        def note(self, text: str) -> None:
+            super().note(text)
+            if text.startswith("warm start 2/"):
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    settings = [*SETTINGS, "sft.steps=4", "sft.batch=4", "checkpoint.every=4"]
+    with pytest.raises(Interrupted, match=r"before step 1.* begins again") as stopped:
+        build.train(small_recipe(tmp_path / "a", *settings), Impatient())
+    assert stopped.value.exit_code == 143
+    build.resume(tmp_path / "a" / "small", None, Silent())
+    straight, _ = run_small(tmp_path / "b", *settings)
+    assert compare(straight, tmp_path / "a" / "small").difference == ""
 
 
 def test_what_was_ignored_stays_ignored_and_handlers_are_put_back() -> None:

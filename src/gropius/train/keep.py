@@ -97,7 +97,7 @@ def snapshot_of(run: Run) -> Snapshot:
         "optimiser_steps": run.learner.optimiser.steps,
         "random": run.randomness.facts,
         "metrics_bytes": run.writer.metrics_bytes,
-        "weights": checkpoint.weight_digest(run.loaded.model),
+        "weights": run.digest or checkpoint.weight_digest(run.loaded.model),
         "recipe": run.plan.sha256,
         "tables": run.plan.tables(),
         "origin": run.origin,

@@ -63,4 +63,5 @@ def is_out_of_memory(error: BaseException) -> bool:
     """True for what torch and Python raise when memory runs out, on any device."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    return "can't allocate memory" in str(error) or "out of memory" in str(error).lower()
+    text = str(error).lower()
+    return any(words in text for words in ("can't allocate memory", "not enough memory", "out of memory"))
