@@ -133,7 +133,7 @@ def _parts(resolved: Resolved, progress: Progress, folder: Path | None = None) -
     judge = scorer(resolved, found)
     loaded = model(resolved, folder)
     system = resolved.data.system_prompt if resolved.data.system_prompt is not None else found.system_prompt
-    chat = ChatFormat.for_model(loaded, system_prompt=system)
+    chat = ChatFormat.for_model(loaded, system_prompt=system, template_options=resolved.data.template)
     found = _fitting(resolved, found, (chat, loaded), progress)
     engine = TorchEngine(loaded, token_budget=resolved.rollout.token_budget, dtype=resolved.model.dtype)
     described = tuple(judge.describe())

@@ -138,3 +138,20 @@ def test_a_tokenizer_without_a_template_cannot_chat():
     tokenizer.chat_template = None
     with pytest.raises(ModelError, match="no chat template"):
         ChatFormat(tokenizer)
+
+
+SWITCHED = "{% if loud %}{{ '!' }}{% endif %}{% for m in messages %}{{ m['content'] }}{% endfor %}"
+
+
+def test_variables_of_the_template_reach_it():
+    quiet, loud = chat(SWITCHED), chat(SWITCHED, template_options={"loud": True})
+    assert quiet.decode(quiet.prompt_ids([user("2+2")])) == "2+2"
+    assert loud.decode(loud.prompt_ids([user("2+2")])) == "!2+2"
+
+
+@pytest.mark.parametrize(("name", "words"), [("enable_thinking", "would do nothing"), ("messages", "leave it out")])
+def test_a_variable_that_the_template_does_not_read_is_refused(name, words):
+    with pytest.raises(ModelError, match=words):
+        chat(SWITCHED, template_options={name: False})
+    with pytest.raises(ModelError, match="would do nothing"):
+        chat(SWITCHED, style="plain", template_options={"loud": True})

@@ -68,7 +68,7 @@ def watched(task: Task, tasks: TaskSet, scorer: Scorer, found: Found) -> Episode
     loaded = build.model(resolved, found.model)
     system = resolved.data.system_prompt if resolved.data.system_prompt is not None else tasks.system_prompt
     engine = TorchEngine(loaded, token_budget=resolved.rollout.token_budget, dtype=resolved.model.dtype)
-    chat = ChatFormat.for_model(loaded, system_prompt=system)
+    chat = ChatFormat.for_model(loaded, system_prompt=system, template_options=resolved.data.template)
     plan = CollectPlan(
         sampling=replace(sampling_of(resolved, loaded), temperature=resolved.eval.temperature),
         group_size=1,

@@ -7,7 +7,7 @@ were drawn, so the row that is trained is the row that was sampled.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, cast
 
 import jinja2
@@ -20,6 +20,7 @@ from gropius.types import Message
 Style = Literal["chat", "plain"]
 STYLES = ("auto", "chat", "plain")
 
+_OWN_VARIABLES = ("messages", "tokenize", "add_generation_prompt", "continue_final_message", "return_dict")
 # Private-use characters: no template tests for them, no tokenizer merges them with their neighbours before we look.
 _OPEN, _CLOSE = "\ue0f0", "\ue0f1"
 
@@ -31,6 +32,7 @@ class ChatFormat:
     beginning-of-text token, no roles; what a model that was never instructed (the built-in one) is given.
     system_prompt: put first where a conversation has no system message of its own.
     stop_token_ids: ids that end a model turn; the tokenizer's end token where none are given.
+    template_options: variables of the chat template beside the conversation, such as enable_thinking.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class ChatFormat:
         *,
         style: Style = "chat",
         stop_token_ids: Iterable[int] = (),
+        template_options: Mapping[str, Any] | None = None,
     ) -> None:
         if style == "chat" and tokenizer.chat_template is None:
             raise ModelError('the tokenizer has no chat template; use the style "plain"')
@@ -48,18 +51,32 @@ class ChatFormat:
         self.style = style
         stops = set(stop_token_ids) or ({tokenizer.eos_token_id} - {None})
         self.stop_token_ids = frozenset(int(token) for token in stops)
+        self.template_options = dict(template_options or {})
+        self._refuse_idle_options()
         self._control = tuple(str(token) for token in tokenizer.added_tokens_decoder.values() if token.special)
         self._opening = self._plain_opening()
 
     @classmethod
-    def for_model(cls, loaded: LoadedModel, style: str = "auto", system_prompt: str | None = None) -> ChatFormat:
+    def for_model(
+        cls,
+        loaded: LoadedModel,
+        style: str = "auto",
+        system_prompt: str | None = None,
+        template_options: Mapping[str, Any] | None = None,
+    ) -> ChatFormat:
         """The format of a model. "auto": plain for the built-in model or where there is no template, else chat."""
         if style not in STYLES:
             raise ModelError(f'prompt style "{style}": choose from {", ".join(STYLES)}')
         if style == "auto":
             plain = loaded.tokenizer.chat_template is None or _asks_for_plain(loaded.tokenizer)
             style = "plain" if plain else "chat"
-        return cls(loaded.tokenizer, system_prompt, style=cast(Style, style), stop_token_ids=loaded.stop_token_ids)
+        return cls(
+            loaded.tokenizer,
+            system_prompt,
+            style=cast(Style, style),
+            stop_token_ids=loaded.stop_token_ids,
+            template_options=template_options,
+        )
 
     def prompt_ids(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """The ids that the model continues: the conversation so far and, in chat style, the opening of its turn.
@@ -106,6 +123,18 @@ class ChatFormat:
             self.tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False),
         )
 
+    def _refuse_idle_options(self) -> None:
+        """Refuse a variable that the template never reads, or that belongs to the conversation itself."""
+        template = self.tokenizer.chat_template if self.style == "chat" else ""
+        text = template if isinstance(template, str) else " ".join(map(str, (template or {}).values()))
+        for name in self.template_options:
+            if name in _OWN_VARIABLES or not re.search(rf"\b{re.escape(name)}\b", text):
+                raise ModelError(
+                    f"data.template.{name}: would do nothing: the chat template has no such variable"
+                    if name not in _OWN_VARIABLES
+                    else f"data.template.{name}: is set by the conversation; leave it out"
+                )
+
     def _with_system(self, messages: Sequence[Message]) -> list[Message]:
         if self.system_prompt is None or any(message["role"] == "system" for message in messages):
             return list(messages)
@@ -120,7 +149,9 @@ class ChatFormat:
     def _render(self, messages: Sequence[Message]) -> str:
         conversation = cast("list[dict[str, str]]", list(messages))
         try:
-            text = self.tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
+            text = self.tokenizer.apply_chat_template(
+                conversation, tokenize=False, add_generation_prompt=True, **self.template_options
+            )
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             roles = ", ".join(message["role"] for message in messages)
             raise ModelError(f"the chat template refuses a conversation of the roles ({roles}): {error}") from error

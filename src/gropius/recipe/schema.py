@@ -98,6 +98,7 @@ class DataTable(Table):
         None, description="tasks set aside for evaluation; absent = the task set's own"
     )
     system_prompt: str | None = Field(None, description="put before every prompt; absent = the task set's own")
+    template: Options = Field({}, description="variables of the chat template, such as enable_thinking")
     overlong: Literal["drop", "refuse"] = Field("refuse", description="what happens to a prompt that leaves no room")
 
 
