@@ -103,7 +103,7 @@ def test_the_verb_trains_both_recipes_on_every_seed_reuses_them_and_prints_json(
     recipe = tmp_path / "small.toml"
     recipe.write_text(SMALL)
     words = ["compare", f"{recipe},objective.preset=grpo", f"{recipe},objective.preset=rloo", "--seeds", "2"]
-    words += ["--out", str(tmp_path / "runs"), "--page", str(tmp_path / "page.html"), "--json"]
+    words += ["--out", str(tmp_path / "runs"), "--json"]
     answers = []
     for _ in range(2):
         with pytest.raises(SystemExit) as ended:
@@ -115,9 +115,9 @@ def test_the_verb_trains_both_recipes_on_every_seed_reuses_them_and_prints_json(
     assert {s["name"] for s in answers[0]["standings"]} == {"small-grpo", "small-rloo"}
     assert answers[0]["seeds"] == [0, 1] and answers[0]["budget_tokens"] > 0
     assert sorted(p.name for p in (tmp_path / "runs").iterdir()) == [
-        "small-grpo-0", "small-grpo-1", "small-rloo-0", "small-rloo-1"
+        "comparison.html", "small-grpo-0", "small-grpo-1", "small-rloo-0", "small-rloo-1"
     ]  # fmt: skip
-    assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
+    assert (tmp_path / "runs" / "comparison.html").read_text().startswith("<!doctype html>")
 
 
 def test_recipes_that_are_measured_on_other_tasks_are_refused_by_key(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gropius.compare import Comparison, Curve
     from gropius.recipe import Resolved
 
+PAGE = "comparison.html"
 # Keys that decide what is asked and how it is measured: where they differ, held-out results are not comparable.
 SAME = ("data", "eval.tasks", "eval.samples", "eval.temperature", "model.source")
 
@@ -31,10 +32,6 @@ def command(
     out: Annotated[
         Path, typer.Option("--out", metavar="FOLDER", help="Runs go there; finished ones are reused.")
     ] = Path("comparison"),
-    tokens: Annotated[
-        int | None, typer.Option("--tokens", metavar="N", help="Compare after so many sampled tokens; else all.")
-    ] = None,
-    page: Annotated[Path | None, typer.Option("--page", metavar="FILE", help="Write an HTML page with curves.")] = None,
     trust_code: TrustCode = False,
     as_json: Json = False,
 ) -> None:
@@ -47,9 +44,8 @@ def command(
     plans = {name: [plan(text, settings, out, name, s) for s in range(seeds)] for text, name in names(recipes).items()}
     _refuse_incomparable({name: own[0] for name, own in plans.items()}, trust_code)
     curves = {name: [_curve(resolved) for resolved in own] for name, own in plans.items()}
-    found = compare(curves, tokens)
-    if page is not None:
-        _write_page(page, found, curves, (recipes, seeds, settings))
+    found = compare(curves)
+    _write_page(out / PAGE, found, curves, (recipes, seeds, settings))
     if as_json:
         print_json(found.as_dict())
     else:
