@@ -127,6 +127,13 @@ def test_a_groupwise_function_sees_the_whole_group_in_the_pool(opened) -> None:
     assert values == [0.0, 1.0, 0.0]
 
 
+def test_a_groupwise_reward_here_does_not_make_one_call_of_a_group_there(opened) -> None:
+    scorer = opened({"name": "diversity"}, {"name": "mine.py:hangs"}, deadline_s=0.7)
+    assert scorer.unit == "group"
+    fine, lost = score(scorer, episodes("a b", "loop"))
+    assert (fine.outcome.status, lost.outcome.status) == ("scored", "void")
+
+
 def test_a_function_that_never_applies_voids_its_rows_and_halts_nothing(opened) -> None:
     alone = score(opened({"name": "mine.py:sometimes"}), episodes("a", "b"))
     assert {v.outcome.status for v in alone} == {"void"} and "no reward applies" in alone[0].outcome.reason

@@ -81,6 +81,11 @@ def test_the_service_sees_the_episode_and_its_number_is_the_score(judge: Judge) 
     assert (body["reply"], body["answer"], body["metadata"]) == ("it is <b>42</b>", "42", {"k": 1})
 
 
+def test_where_texts_are_sent_is_said_when_a_run_starts() -> None:
+    scorer = load_scorer([{"name": "remote", "options": {"url": "http://127.0.0.1:9/judge"}}], Path("."))
+    assert "from http://127.0.0.1:9/judge" in scorer.describe()[0]
+
+
 def test_the_three_outcomes_come_over_the_wire(judge: Judge) -> None:
     judge.script = [{"status": "rejected", "reason": "rude"}, {"status": "void", "reason": "busy"}, {"score": 1}]
     outcomes = [v.outcome for v in score(judge, 3, concurrency=1)]

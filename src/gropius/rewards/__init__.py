@@ -129,6 +129,7 @@ def _part(config: Mapping[str, Any], base_dir: Path, look: own.Look | None) -> R
         checked = check_options(f"reward {name}", REWARDS[name], options, RecipeError)
         function = REWARDS[name](**checked) if look is None else _elsewhere
         part = RewardPart(name, float(weight), function, METRICS.get(name), threaded=name in BLOCKING)
+        part = replace(part, source=str(checked.get("url", "")))  # where prompts and replies are sent
     elif not names_a_function(name):
         raise RecipeError(f'reward "{name}" is unknown; {did_you_mean(name, REWARDS)} Your own: "module:function"')
     else:

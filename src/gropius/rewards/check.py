@@ -116,7 +116,8 @@ async def check(tasks: TaskSet, scorer: Scorer, parts: Sequence[RewardPart], pla
     every = [*tasks.train, *tasks.held_out]
     chosen = every if len(every) <= plan.tasks else draw.sample(every, plan.tasks)
     gold = every if not plan.gold or len(every) <= plan.gold else draw.sample(every, plan.gold)
-    gold = [*gold, *(task for task in chosen if task not in gold)]
+    keys = {task.key for task in gold}
+    gold = [*gold, *(task for task in chosen if task.key not in keys)]
     programs = any(part.name == "code" for part in parts)
     findings = preflight(tasks, programs)
     with tempfile.TemporaryDirectory(prefix="gropius-check-") as folder:

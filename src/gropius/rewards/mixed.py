@@ -55,7 +55,7 @@ class MixedScorer:
     def __post_init__(self) -> None:
         self.unit = unit_of(self.parts)
         for pooled in self.pools:
-            pooled.pool.unit = self.unit
+            pooled.pool.unit = unit_of([part for part in self.parts if part.name in pooled.names])
 
     async def score(self, episodes: Sequence[Episode]) -> list[Verdict]:
         """One verdict an episode, in order. Raises RewardError naming the function that broke its contract."""

@@ -6,6 +6,8 @@ reply every turn; gold plays its demonstration.
 
 from __future__ import annotations
 
+import hashlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -50,14 +52,14 @@ def cases_of(tasks: TaskSet, chosen: Sequence[Task], canary: str, programs: bool
     """A case for every chosen task. programs: answers are run, not compared."""
     every = [*tasks.train, *tasks.held_out]
     answers = [task.answer for task in every if task.answer is not None]
-    common = max(set(answers), key=answers.count) if answers else "0"
+    common = Counter(answers).most_common(1)[0][0] if answers else "0"
     return [_case(tasks, task, (common, canary), programs) for task in chosen]
 
 
 def _case(tasks: TaskSet, task: Task, fixed: tuple[str, str], programs: bool) -> Case:
-    pool = [*tasks.train, *tasks.held_out]
-    start = pool.index(task)
-    turned = (*pool[start + 1 :], *pool[:start])
+    pool = tasks.train if len(tasks.train) > 1 else [*tasks.train, *tasks.held_out]
+    start = int.from_bytes(hashlib.sha256(task.key.encode("utf-8", "replace")).digest()[:4], "big")
+    turned = (pool[(start + step) % len(pool)] for step in range(len(pool)))
     other = next((o for o in turned if o.answer != task.answer and o.prompt != task.prompt), None)
     return Case(
         task=task,
