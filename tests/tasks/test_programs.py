@@ -16,6 +16,7 @@ from gropius.rewards import load_scorer
 from gropius.sandbox.tiers import probe
 from gropius.tasks import load_tasks
 from gropius.tasks.base import TaskSet
+from gropius.tasks.competition import worked
 from gropius.tasks.programs import BROKEN_MBPP
 from gropius.types import Episode, Outcome, Task, Turn
 
@@ -98,6 +99,12 @@ def test_math_gold_solutions_score_and_levels_and_subjects_filter() -> None:
     assert {(t.metadata["level"], t.metadata["subject"]) for t in every} == {(1, "Algebra")}
     assert found.solution is not None and found.system_prompt is not None
     assert {o.value for o in outcomes(found, [(t, found.solution(t)) for t in every])} == {1.0}
+
+
+def test_a_worked_solution_ends_with_its_boxed_answer() -> None:
+    text = "so $x = \\boxed{44}$.\n\nCheck: $17 \\cdot 44 = 748$."
+    assert worked(Task("m", "q", "44", {"solution": text})) == "so $x = \\boxed{44}$."
+    assert worked(Task("m", "q", "44", {"solution": "no box"})) == "\\boxed{44}"
 
 
 def test_rows_of_another_kind_are_refused(tmp_path: Path) -> None:

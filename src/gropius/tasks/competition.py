@@ -54,6 +54,7 @@ def math(
 
 
 def worked(task: Task) -> str:
-    """The worked solution where it ends in the boxed answer, else the answer in a box."""
+    """The worked solution up to the paragraph of its boxed answer (a check may follow), or the answer in a box."""
     text = str(task.metadata.get("solution") or "")
-    return text if "\\boxed" in text or "\\fbox" in text else f"\\boxed{{{answer_of(task)}}}"
+    box = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
+    return text[:box] + text[box:].partition("\n\n")[0] if box >= 0 else f"\\boxed{{{answer_of(task)}}}"
