@@ -45,7 +45,7 @@ class Policy(nn.Module):
         return self.head(self.blocks(hidden, mask=causal, is_causal=True))
 
 
-# --- 2. the task: a prompt, and a rule that scores an answer -----------------------------------------------------------
+# --- 2. the task: a prompt, and a rule that scores an answer ----------------------------------------------------------
 
 
 def split() -> tuple[Tensor, Tensor]:
@@ -60,7 +60,7 @@ def score(prompts: Tensor, answers: Tensor) -> Tensor:
     return (answers == prompts.flip(1)).double().sum(1) / LENGTH
 
 
-# --- 3. sampling: one random draw per token, its log-probability kept --------------------------------------------------
+# --- 3. sampling: one random draw per token, its log-probability kept -------------------------------------------------
 
 
 @torch.no_grad()

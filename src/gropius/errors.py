@@ -1,18 +1,18 @@
 """The exception tree. Every error a person can cause derives from `GropiusError` and says where and what to do.
 
-    GropiusError
-    ├── UsageError            the command line or the call is wrong                          exit 2
-    │   ├── RecipeError       a recipe key is unknown, useless or contradictory
-    │   ├── ObjectiveError    an objective that cannot be evaluated as asked
-    │   ├── DataError         a data set, a row or a column
-    │   ├── ModelError        a model or tokenizer that cannot be used as asked
-    │   └── RunFolderError    a run folder that is taken, missing or damaged
-    ├── RunHalted             a run stopped at a safe point, with a named cause              exit 1
-    │   ├── MismatchError     sampler and trainer disagree about a token's log-probability
-    │   ├── RewardError       a reward function broke its contract
-    │   └── EngineError       a rollout engine died, with its own last words
-    ├── SafetyRefusal         refused for safety (no isolation, untrusted code)              exit 3
-    └── Interrupted           the person asked the run to stop; the state is saved           exit 130
+GropiusError
+├── UsageError            the command line or the call is wrong                          exit 2
+│   ├── RecipeError       a recipe key is unknown, useless or contradictory
+│   ├── ObjectiveError    an objective that cannot be evaluated as asked
+│   ├── DataError         a data set, a row or a column
+│   ├── ModelError        a model or tokenizer that cannot be used as asked
+│   └── RunFolderError    a run folder that is taken, missing or damaged
+├── RunHalted             a run stopped at a safe point, with a named cause              exit 1
+│   ├── MismatchError     sampler and trainer disagree about a token's log-probability
+│   ├── RewardError       a reward function broke its contract
+│   └── EngineError       a rollout engine died, with its own last words
+├── SafetyRefusal         refused for safety (no isolation, untrusted code)              exit 3
+└── Interrupted           the person asked the run to stop; the state is saved           exit 130
 """
 
 from __future__ import annotations

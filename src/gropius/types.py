@@ -149,8 +149,8 @@ class Completion:
     """What an engine returns for one request.
 
     token_ids [T]: as drawn, the stop token included. logprobs [T]: of the drawn token under softmax(logits /
-    temperature), the whole vocabulary (what the trainer computes). drawn_logprobs [T]: under the distribution it was drawn from
-    (after top-k, top-p, min-p); equal to `logprobs` when nothing is cut off.
+    temperature), the whole vocabulary (what the trainer computes). drawn_logprobs [T]: under the distribution it was
+    drawn from (after top-k, top-p, min-p); equal to `logprobs` when nothing is cut off.
     """
 
     token_ids: NDArray[np.int64]
