@@ -49,7 +49,7 @@ def test_a_fault_that_shows_in_the_metrics_is_found_by_both(name: str, warm: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["a silent part", "hot sampler"])
+@pytest.mark.parametrize("name", ["a silent part", "rounding"])
 def test_a_fault_that_shows_only_in_the_rows_is_found_only_by_us(name: str, warm: Path, tmp_path: Path) -> None:
     sick = SICK[name]
     folder = train(tmp_path, warm, sick.settings, sick.faults)

@@ -47,14 +47,17 @@ class Held:
 
 
 def held_above(by_step: Mapping[int, Sequence[float]], limit: float, of: str) -> Held | None:
-    """A value of each group, by step: is its mean over the last window above `limit` with 95 % confidence?
+    """A value of each group, by step: is its recent mean above `limit` with 95 % confidence?
 
-    None when it is not, or fewer than 24 groups say so. Onset: every trailing window from there on is above.
+    The last window, widened until 24 groups have a value. None when it is not, or the run has fewer.
+    Onset: every trailing window from there on is above.
     """
     steps = sorted(by_step)
     size = width(len(steps))
     if len(steps) < FEWEST_STEPS:
         return None
+    while size < len(steps) and sum(len(by_step[step]) for step in steps[-size:]) < FEWEST_GROUPS:
+        size += 1
     last = [value for step in steps[-size:] for value in by_step[step]]
     if len(last) < FEWEST_GROUPS:
         return None
