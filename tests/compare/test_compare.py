@@ -129,3 +129,13 @@ def test_recipes_that_are_measured_on_other_tasks_are_refused_by_key(tmp_path: P
     }
     with pytest.raises(UsageError, match=r"eval\.samples"):
         verb._refuse_incomparable(plans, True)
+
+
+def test_two_seeds_claim_nothing_and_ties_have_no_spread_of_zero() -> None:
+    two = compare({"a": [line(s, 0.24) for s in range(2)], "b": [line(s, 0.20) for s in range(2)]}).differences[0]
+    assert not two.distinguishable and "two seeds" in two.sentence(2)
+    coarse = {
+        name: [Curve(s, (0, 9), (0, 1), (0.2, end), (0.1, 0.1), (0.3, 0.3), 9, resolution=0.05) for s in range(3)]
+        for name, end in (("a", 0.25), ("b", 0.20))
+    }
+    assert not compare(coarse).differences[0].distinguishable

@@ -13,7 +13,8 @@ from gropius.records.reader import RunReader
 class Curve:
     """Held-out mean of one run. tokens: sampled before each evaluation, ascending; steps: of each evaluation.
 
-    total: tokens sampled in the whole run. low, high: 95 % interval of each evaluation.
+    total: tokens sampled in the whole run. low, high: 95 % interval of each evaluation. resolution: what one response
+    more or less moves the mean by.
     """
 
     seed: int
@@ -23,6 +24,7 @@ class Curve:
     low: tuple[float, ...]
     high: tuple[float, ...]
     total: int
+    resolution: float = 0.0
 
     def at(self, budget: float) -> float:
         """The held-out mean after `budget` tokens: on the line between the evaluations around it, the ends held.
@@ -59,4 +61,7 @@ def curve(reader: RunReader) -> Curve:
             "and eval.after on, or set eval.every"
         )
     tokens, steps, values, low, high = zip(*points, strict=True)
-    return Curve(int(reader.resolved().get("seed", 0)), tokens, steps, values, low, high, sampled)
+    last = rows[steps[-1]]
+    responses = int(last.get("held_out/tasks") or 0) * int(last.get("held_out/samples") or 1)
+    seed = int(reader.resolved().get("seed", 0))
+    return Curve(seed, tokens, steps, values, low, high, sampled, 1 / responses if responses else 0.0)

@@ -20,6 +20,7 @@ from gropius.errors import UsageError
 from gropius.records.intervals import Z95
 
 LEVEL = 0.05
+LEAST_SEEDS = 3  # two cannot show their own spread
 MOST_SEEDS = 1000
 
 
@@ -44,7 +45,7 @@ class Difference:
     """first − second, seed by seed. p: two-sided, paired t; p_adjusted: Holm's, over all pairs.
 
     more_seeds: seeds beyond those run until an interval of this mean and spread leaves 0 out; None: more than 1000, or
-    unknown (one seed). distinguishable: p_adjusted < 0.05.
+    unknown (one seed). distinguishable: p_adjusted < 0.05, from three seeds or more.
     """
 
     first: str
@@ -65,6 +66,8 @@ class Difference:
         interval = f"{pair} [{self.low:+.3f}, {self.high:+.3f}]"
         if self.distinguishable:
             return f"{interval}: distinguishable (p {self.p_adjusted:.2g} after Holm)"
+        if seeds < LEAST_SEEDS:
+            return f"{interval}: two seeds cannot show their own spread; run at least {LEAST_SEEDS}"
         more = f"about {self.more_seeds} more seeds" if self.more_seeds else f"more than {MOST_SEEDS} seeds"
         if self.more_seeds == 0:
             more = "a few more seeds (the pair alone would do, the number of comparisons asks for more)"
@@ -107,8 +110,9 @@ def compare(curves: Mapping[str, Sequence[Curve]], budget: int | None = None) ->
         raise UsageError(f"--tokens {budget}: {reached[1]} sampled {reached[0]}; ask for less, or train longer")
     at = budget if budget is not None else reached[0]
     standings = sorted((_standing(name, own, at) for name, own in curves.items()), key=lambda s: -s.mean)
-    pairs = [_difference(a, b) for a, b in combinations(standings, 2)]
-    return Comparison(at, seeds, tuple(standings), tuple(_holm(pairs)))
+    resolution = max(c.resolution for own in curves.values() for c in own)
+    pairs = [_difference(a, b, resolution) for a, b in combinations(standings, 2)]
+    return Comparison(at, seeds, tuple(standings), tuple(_holm(pairs, len(seeds))))
 
 
 def _standing(name: str, curves: Sequence[Curve], budget: int) -> Standing:
@@ -118,25 +122,21 @@ def _standing(name: str, curves: Sequence[Curve], budget: int) -> Standing:
     return Standing(name, mean, low, high, gain, float(np.mean([c.step_at(budget) for c in curves])), values)
 
 
-def _difference(a: Standing, b: Standing) -> Difference:
+def _difference(a: Standing, b: Standing, resolution: float) -> Difference:
+    """The paired difference; its spread counts as one held-out response at least, so that ties do not decide."""
     gaps = [a.by_seed[seed] - b.by_seed[seed] for seed in a.by_seed]
-    mean, low, high = _interval(gaps)
-    p, more = None, None
-    if len(gaps) > 1:
-        spread = float(np.std(gaps, ddof=1))
-        p = (
-            1.0
-            if spread == 0 and mean == 0
-            else two_sided(abs(mean) / (spread / math.sqrt(len(gaps))), len(gaps) - 1)
-            if spread > 0
-            else 0.0
-        )
-        more = seeds_to_settle(mean, spread, len(gaps))
-    return Difference(a.name, b.name, mean, low, high, p, None, False, more)
+    mean, n = float(np.mean(gaps)), len(gaps)
+    if n < 2:
+        return Difference(a.name, b.name, mean, None, None, None, None, False, None)
+    spread = max(float(np.std(gaps, ddof=1)), resolution, 1e-12)
+    error = spread / math.sqrt(n)
+    half = quantile(n - 1) * error
+    p, more = two_sided(abs(mean) / error, n - 1), seeds_to_settle(mean, spread, n)
+    return Difference(a.name, b.name, mean, mean - half, mean + half, p, None, False, more)
 
 
-def _holm(pairs: Sequence[Difference]) -> list[Difference]:
-    """Adjusted p-values: sorted ascending, times the number still to test, never falling."""
+def _holm(pairs: Sequence[Difference], seeds: int) -> list[Difference]:
+    """Adjusted p-values: sorted ascending, times the number still to test, never falling. Two seeds claim nothing."""
     known = sorted((i for i, pair in enumerate(pairs) if pair.p is not None), key=lambda i: pairs[i].p or 0.0)
     adjusted: dict[int, float] = {}
     running = 0.0
@@ -146,7 +146,14 @@ def _holm(pairs: Sequence[Difference]) -> list[Difference]:
     out = []
     for i, pair in enumerate(pairs):
         p = adjusted.get(i)
-        out.append(Difference(**(vars(pair) | {"p_adjusted": p, "distinguishable": p is not None and p < LEVEL})))
+        out.append(
+            Difference(
+                **(
+                    vars(pair)
+                    | {"p_adjusted": p, "distinguishable": p is not None and p < LEVEL and seeds >= LEAST_SEEDS}
+                )
+            )
+        )
     return out
 
 
