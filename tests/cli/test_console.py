@@ -26,8 +26,8 @@ FOUND: Any = SimpleNamespace(mean=SHARE, passed=SHARE, majority=SHARE, k=4, mean
 def test_a_step_is_one_line_with_every_number_that_matters() -> None:
     line = step_line(7, 100, METRICS, 0.61, 186.0)
     assert line == (
-        "step   7/100  reward 0.531  held-out 0.610  dead 3 failed 1 solved of 64  loss -0.0123  grad 0.812  "
-        "1,234 tok/s  left 3:06"
+        "step   7/100  reward 0.531  held-out 0.610  no signal in 3 failed + 1 solved of 64 groups  loss -0.0123  "
+        "grad 0.812  1,234 tok/s  left 3:06"
     )
 
 
@@ -46,7 +46,7 @@ def test_without_a_terminal_lines_are_plain_and_complete() -> None:
         "held-out before: mean@4 0.500 [0.400, 0.600]  pass@4 0.500 [0.400, 0.600]  maj@4 0.500 [0.400, 0.600]  "
         "(100 tasks, 7.25 tokens)"
     )
-    assert "held-out 0.500" in lines[1] and lines[1].endswith("left 0:04")
+    assert "held-out" not in lines[1] and lines[1].endswith("left 0:04")
     assert "held-out 0.750" in lines[2] and lines[2].endswith("left 0:03")
     assert "\x1b" not in stream.getvalue()
 

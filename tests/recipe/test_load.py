@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gropius.errors import RecipeError
-from gropius.recipe.load import find_recipe, key_lines, load, parse_setting
+from gropius.recipe.load import find_recipe, from_mapping, key_lines, load, parse_setting
 
 MINIMAL = '[data]\nsource = "arithmetic"\n'
 
@@ -195,3 +195,10 @@ def test_key_lines_follow_headers_arrays_quotes_and_inline_tables() -> None:
     assert lines[("t", "x", "y")] == 4 and lines[("t", "x", "z")] == 4
     assert lines[("r", 0, "n")] == 6 and lines[("r", 0, "o", "k")] == 8 and lines[("r", 1, "n")] == 10
     assert lines[("r", 1, "m")] == 11
+
+
+def test_a_setting_that_names_another_model_takes_the_shape_of_the_built_in_one_with_it() -> None:
+    raw = {"model": {"source": "tiny", "tiny": {"layers": 2}}, "data": {"source": "arithmetic"}}
+    assert from_mapping(raw, ['model.source="some/folder"']).recipe.model.source == "some/folder"
+    kept = from_mapping(raw, ['model.source="some/folder"', "model.tiny.layers=3"])
+    assert kept.recipe.model.tiny.layers == 3  # written by hand: refused when the recipe is resolved

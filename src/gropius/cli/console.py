@@ -29,7 +29,6 @@ class Console:
         self._bar: Any = None
         self._task: Any = None
         self._durations: list[float] = []
-        self._held_out: float | None = None
         self.evaluations: dict[str, HeldOut] = {}
 
     def note(self, text: str) -> None:
@@ -43,14 +42,12 @@ class Console:
             self._durations.append(float(duration))
         left = sum(self._durations) / len(self._durations) * (steps - step) if self._durations else None
         held_out = metrics.get("held_out/mean")
-        self._held_out = float(held_out) if held_out is not None else self._held_out
-        self._line(step_line(step, steps, metrics, self._held_out, left))
+        self._line(step_line(step, steps, metrics, None if held_out is None else float(held_out), left))
         self._move(step, steps)
 
     def held_out(self, label: str, found: HeldOut) -> None:
         """Show an evaluation and keep it."""
         self.evaluations[label] = found
-        self._held_out = found.mean.value
         self._line(held_out_line(label, found))
 
     def close(self) -> None:
@@ -98,7 +95,7 @@ def step_line(
     """One step in one line; what was not measured is left out.
 
     >>> step_line(3, 10, {"reward": 0.5, "loss": 0.01, "groups/count": 8, "groups/all_failed": 0.25}, None, 70.0)
-    'step  3/10  reward 0.500  dead 2 failed 0 solved of 8  loss +0.01  left 1:10'
+    'step  3/10  reward 0.500  no signal in 2 failed + 0 solved of 8 groups  loss +0.01  left 1:10'
     """
     parts = [f"step {step:>{len(str(steps))}}/{steps}"]
     if (reward := metrics.get("reward")) is not None:
@@ -107,7 +104,7 @@ def step_line(
         parts.append(f"held-out {held_out:.3f}")
     if count := metrics.get("groups/count"):
         failed, solved = (round((metrics.get(f"groups/all_{end}") or 0) * count) for end in ("failed", "solved"))
-        parts.append(f"dead {failed} failed {solved} solved of {count}")
+        parts.append(f"no signal in {failed} failed + {solved} solved of {count} groups")
     if (loss := metrics.get("loss")) is not None:
         parts.append(f"loss {loss:+.3g}")
     if (norm := metrics.get("grad_norm")) is not None:

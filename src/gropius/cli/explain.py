@@ -31,7 +31,9 @@ def command(
 
     preset, overrides = _overrides(objective, settings)
     if (batch is None) == (rewards is None):
-        raise UsageError("give either --rewards 1,1,0,0 or the path of a BATCH.json")
+        raise UsageError("give either --rewards 1,1,0,0, or a BATCH.json, or a run folder")
+    if step is not None and (batch is None or not batch.is_dir()):
+        raise UsageError("--step N goes with a run folder; leave it out")
     if rewards is not None:
         report = explain_rewards(parse_rewards(rewards), preset, overrides)
         print_json(report) if as_json else _print_rewards(report)

@@ -96,7 +96,7 @@ def token_logprobs(
         raise ValueError(f"hidden {tuple(hidden.shape)} and targets {tuple(targets.shape)} must be [_T, d] and [_T]")
     dtype = _compute_dtype(hidden, float32_head)
     knobs = _Knobs(head.scale / temperature, head.softcap, dtype, entropy)
-    logprobs, entropies = _ChunkedLogprobs.apply(hidden, head.weight, head.bias, targets, knobs)
+    logprobs, entropies = _ChunkedLogprobs.apply(hidden, head.weight, head.bias, targets, knobs)  # type: ignore[no-untyped-call]
     return logprobs, entropies if entropy else None
 
 

@@ -364,5 +364,7 @@ def resolve(preset: str | None = None, overrides: Mapping[str, Any] | None = Non
         raise ObjectiveError(f"objective.preset = {name!r} is unknown; {did_you_mean(name, PRESETS)}")
     flat = flatten(overrides or {})
     objective = override(PRESETS[name].objective, flat)
+    if objective.kl.estimator == "none" and "kl.coefficient" not in flat:
+        objective = override(objective, {"kl.coefficient": 0.0})  # the preset's, of a term that is not there
     check(objective, flat)
     return objective

@@ -98,6 +98,7 @@ def from_mapping(raw: Mapping[str, Any], settings: Sequence[str] = (), source: S
     written: set[KeyPath] = set()
     for setting in settings:
         written.add(apply_setting(tables, setting))
+    _drop_tiny(tables, written)
     source = Source(source.label, source.base_dir, source.lines, frozenset(written))
     _refuse_secrets(tables, source)
     try:
@@ -107,6 +108,14 @@ def from_mapping(raw: Mapping[str, Any], settings: Sequence[str] = (), source: S
         raise RecipeError("\n".join(dict.fromkeys(faults))) from error
     explicit = frozenset(dotted(path) for path, _ in _leaves(tables))
     return LoadedRecipe(recipe, source, explicit)
+
+
+def _drop_tiny(tables: dict[str, Any], written: set[KeyPath]) -> None:
+    """A setting that names another model takes the file's shape of the built-in one with it: it belonged to that model."""
+    model = tables.get("model")
+    shaped = any(path[:2] == ("model", "tiny") for path in written)
+    if isinstance(model, dict) and ("model", "source") in written and model["source"] != "tiny" and not shaped:
+        model.pop("tiny", None)
 
 
 def json_copy(value: Any) -> Any:

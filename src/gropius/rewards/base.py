@@ -25,6 +25,7 @@ Signature = Literal["built-in", "episode", "group", "TRL", "verl", "OpenRLHF"]
 Outcomes = dict[str, Outcome]
 
 FAULTS_IN_A_ROW = 64
+BATCHED: tuple[Signature, ...] = ("TRL", "OpenRLHF")  # written for many completions at once: given a whole group
 NOTHING_APPLIES = "no reward applies to this episode"
 _LOG = logging.getLogger("gropius.rewards")
 
@@ -262,7 +263,8 @@ def described(parts: Sequence[RewardPart]) -> tuple[str, ...]:
 
 def unit_of(parts: Sequence[RewardPart]) -> Literal["episode", "group"]:
     """What must not be split over two calls of a scorer with these parts."""
-    return "group" if any(part.siblings for part in parts) else "episode"
+    together = any(part.siblings or part.signature in BATCHED for part in parts)
+    return "group" if together else "episode"
 
 
 @dataclass(frozen=True)

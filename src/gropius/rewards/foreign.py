@@ -75,11 +75,12 @@ def adapt(name: str, function: Callable[..., Any]) -> tuple[Signature, Callable[
 def columns_of(episodes: Sequence[Episode]) -> dict[str, list[Any]]:
     """The dataset columns of the episodes, one list a column, None where a row lacks it; copies.
 
-    The gold answer is the column `answer` where the rows have none of that name.
+    The gold answer is the column `answer` where the rows have none of that name; rows without gold have no such column.
     """
     names = list(dict.fromkeys(name for episode in episodes for name in episode.task.metadata))
     columns = {name: [copy.deepcopy(e.task.metadata.get(name)) for e in episodes] for name in names}
-    columns.setdefault("answer", [e.task.answer for e in episodes])
+    if any(episode.task.answer is not None for episode in episodes):
+        columns.setdefault("answer", [e.task.answer for e in episodes])
     return columns
 
 
