@@ -130,6 +130,11 @@ class _Parts:
 def _parts(resolved: Resolved, progress: Progress, folder: Path | None = None) -> _Parts:
     torch.set_num_threads(resolved.train.threads or torch.get_num_threads())
     found = tasks(resolved)
+    if resolved.rollout.max_turns > 1 and found.environment is None:
+        raise RecipeError(
+            f"rollout.max_turns = {resolved.rollout.max_turns} would do nothing: {found.name} has no environment that "
+            "answers the model; remove the key"
+        )
     judge = scorer(resolved, found)
     loaded = model(resolved, folder)
     system = resolved.data.system_prompt if resolved.data.system_prompt is not None else found.system_prompt

@@ -387,3 +387,44 @@ def test_the_replay_refuses_what_has_no_advantage(rewards: list[Any], message: s
     with pytest.raises(ObjectiveError) as refused:
         explain_rewards(rewards)
     assert str(refused.value) == message
+
+
+def test_finite_input_whose_loss_overflows_is_refused_by_place() -> None:
+    far = {"reward": 0, "length": 1, "policy": [-0.5], "anchor": [-1e5]}
+    near = {"reward": 1, "length": 1, "policy": [-0.5], "anchor": [-0.5]}
+    batch = {"groups": [{"id": "q", "responses": [near, far]}]}
+    with pytest.raises(ObjectiveError, match="group q, response 1, token 0: the loss is not finite"):
+        gropius.explain(batch, overrides={"kl.estimator": "none"})
+
+
+def test_a_ratio_that_overflows_in_a_flat_branch_is_a_number() -> None:
+    far = {"reward": 1, "length": 1, "policy": [-0.5], "anchor": [-1e5]}
+    near = {"reward": 0, "length": 1, "policy": [-0.5], "anchor": [-0.5]}
+    report = gropius.explain({"groups": [{"id": "q", "responses": [far, near]}]}, overrides={"kl.estimator": "none"})
+    json.dumps(report, allow_nan=False)
+    assert report["groups"][0]["responses"][0]["tokens"][0]["gradient"] == 0
+
+
+@pytest.mark.parametrize(
+    ("response", "words"),
+    [
+        ({"reward": {"x": 1e308, "y": 1e308}, "length": 1}, "overflows"),
+        ({"reward": 1, "length": 10**12}, "write the real length"),
+        ({"reward": 1, "policy": [0.5]}, "above 0"),
+    ],
+)
+def test_absurd_numbers_are_refused(response: dict[str, object], words: str) -> None:
+    with pytest.raises(ObjectiveError, match=words):
+        gropius.explain({"groups": [{"id": "q", "responses": [response, response]}]}, "dapo")
+
+
+@pytest.mark.parametrize("objective", [None, 3, ["grpo"], ""])
+def test_an_objective_that_is_none_is_refused_in_words(objective: object) -> None:
+    with pytest.raises(ObjectiveError):
+        gropius.explain({"groups": []}, objective)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("overrides", ["x", [("surrogate.high", 0.28)], {3: 1}, {"kl.coefficient": 10**400}])
+def test_overrides_of_another_shape_are_refused_in_words(overrides: object) -> None:
+    with pytest.raises(ObjectiveError):
+        gropius.explain({"groups": []}, "grpo", overrides)  # type: ignore[arg-type]

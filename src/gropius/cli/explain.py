@@ -38,6 +38,8 @@ def command(
         report = explain_rewards(parse_rewards(rewards), preset, overrides)
         print_json(report) if as_json else _print_rewards(report)
     elif batch is not None and batch.is_dir():
+        if settings or objective != "grpo":
+            raise UsageError("a run is explained by the objective it was trained with; leave --objective and --set out")
         report = explain_run(batch, step)
         print_json(report) if as_json else _print_run(report)
     elif batch is not None:
@@ -64,6 +66,8 @@ def explain_run(run: Path, step: int | None) -> dict[str, Any]:
         there = f"recorded are {steps[0]} to {steps[-1]}" if steps else "no step was recorded"
         raise RunFolderError(f"{run}: no rollouts of step {step}; {there}")
     records = reader.rollouts(chosen)
+    if not records:
+        raise RunFolderError("; ".join(reader.problems) or f"{run}: step {chosen} holds no response")
     weights = None
     if resolved.objective.advantage.combine == "normalise_then_sum":
         weights = {name: 1.0 for record in records for name in record.parts}
@@ -115,13 +119,22 @@ def _overrides(preset: str, settings: list[str]) -> tuple[str, dict[str, Any]]:
 
 def _read(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8-sig"))
+        return json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_unique)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
     except json.JSONDecodeError as error:
         raise UsageError(f"{path}:{error.lineno}: this is not JSON: {error.msg}") from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: this is not JSON text in UTF-8: {error}") from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object whose keys are all different. Errors: ObjectiveError naming one that stands twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(name for name, _ in pairs if sum(name == other for other, _ in pairs) > 1)
+        raise ObjectiveError(f"the key {twice!r} stands twice in one object; write it once")
+    return found
 
 
 def _print_rewards(report: dict[str, Any]) -> None:

@@ -146,6 +146,8 @@ def _describe(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source
     if context is None:
         context = min(int(tokenizer.model_max_length), DEFAULT_CONTEXT)
         notes.append(f"the config names no context length: {context} is assumed")
+    # its warning about long texts comes before our own refusal, which names the row
+    tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     pad = tokenizer.pad_token_id
     return LoadedModel(
         model=model,

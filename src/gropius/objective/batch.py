@@ -24,6 +24,9 @@ RESPONSE_KEYS = (
     "advantage",
 )  # fmt: skip
 ARRAYS = ("policy", "anchor", "sampler", "reference", "entropy")
+LOGPROBS = ("policy", "anchor", "sampler", "reference")
+LONGEST_TOKENS = 10_000_000
+ROUNDING = 1e-3  # what a log-probability may exceed 0 by
 STATUSES: tuple[Status, ...] = ("scored", "rejected", "void")
 
 
@@ -170,6 +173,8 @@ def _length(where: str, item: Mapping[str, Any]) -> int:
         length = item["length"]
         if isinstance(length, bool) or not isinstance(length, int) or length < 0:
             raise ObjectiveError(f"{where}: length {length!r} is not a number of tokens")
+        if length > LONGEST_TOKENS:
+            raise ObjectiveError(f"{where}: length {length} is beyond {LONGEST_TOKENS} tokens; write the real length")
         sizes["length"] = length
     if not sizes:
         raise ObjectiveError(f"{where}: neither length nor any per-token array; write the number of tokens as length")
@@ -205,5 +210,7 @@ def _array(where: str, name: str, values: Any, trained: Mask) -> Array:
         raise ObjectiveError(f"{where}: {name} has {len(given)} numbers for {len(trained)} tokens")
     for t, value in enumerate(given):
         if trained[t] and not _finite(value):
-            raise ObjectiveError(f"{where}, token {t}: {name} is {value!r}; write a finite number")
+            raise ObjectiveError(f"{where}, token {t}: {name} is {value!r:.40}; write a finite number")
+        if trained[t] and name in LOGPROBS and value > ROUNDING:
+            raise ObjectiveError(f"{where}, token {t}: {name} is {value!r}, a log-probability above 0; write log π")
     return np.array([value if _finite(value) else math.nan for value in given], np.float64)

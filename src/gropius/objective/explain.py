@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,13 +22,23 @@ from gropius.objective.selection import DEAD, Assigned, Assignment, GroupSummary
 from gropius.objective.spec import Objective
 from gropius.objective.validate import check
 
+if TYPE_CHECKING:
+    import torch
+
 Numbers = dict[str, NDArray[Any]]
 
 
 def as_objective(objective: str | Objective, overrides: Mapping[str, Any] | None) -> Objective:
     """A preset's name or an Objective, with overrides, checked."""
+    if not isinstance(objective, str | Objective) or not isinstance(overrides, Mapping | None):
+        raise ObjectiveError(
+            f"objective = {objective!r:.80}, overrides = {overrides!r:.80}; write a preset's name (or an Objective), "
+            'and overrides as {"surrogate.high": 0.28}'
+        )
+    if any(not isinstance(name, str) for name in overrides or ()):
+        raise ObjectiveError('overrides are named by text: {"surrogate.high": 0.28}')
     if isinstance(objective, str):
-        return resolve(objective, overrides)
+        return resolve(objective or "(empty)", overrides)
     if overrides:
         raise ObjectiveError("overrides go with a preset's name; an Objective is already complete")
     check(objective)
@@ -170,12 +181,30 @@ def _evaluate(spec: Objective, rows: Sequence[Row], assignment: Assignment) -> N
     policy.requires_grad_(True)
     out = loss(spec, policy, tokens)
     (gradient,) = torch.autograd.grad(out.loss, policy, allow_unused=True)
+    _require_finite(rows, tokens.mask, (out.contribution, policy if gradient is None else gradient))
     numbers = {"gradient": torch.zeros_like(policy) if gradient is None else gradient}
     for name in ("contribution", "ratio", "surrogate", "kl", "correction", "flat"):
         numbers[name] = getattr(out, name)
     numbers["loss"] = out.loss.detach().reshape(1)
     numbers["mask"] = tokens.mask
+    numbers["ratio"] = numbers["ratio"].clamp(max=sys.float_info.max)  # JSON has no infinity; its branch was flat
     return {name: value.detach().numpy() for name, value in numbers.items()}
+
+
+def _require_finite(rows: Sequence[Row], mask: torch.Tensor, values: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """Refuse a batch whose numbers overflow although each was finite, naming the first token where they do."""
+    broken = ~values[0].isfinite() | ~values[1].isfinite()
+    broken &= mask
+    if not bool(broken.any()):
+        return
+    place = int(broken.nonzero()[0])
+    for row in rows:
+        if place < len(row.response.mask):
+            raise ObjectiveError(
+                f"{row.where}, token {place}: the loss is not finite here; policy and anchor or reference lie too far "
+                "apart for their ratio to be a number"
+            )
+        place -= len(row.response.mask)
 
 
 def _groups(rows: Sequence[Row], assignment: Assignment, numbers: Numbers | None) -> list[dict[str, Any]]:

@@ -210,7 +210,15 @@ def _parts(reward: float | Mapping[str, float] | None) -> dict[str, float]:
 
 def _total(response: Response, part_weights: Mapping[str, float]) -> float:
     """The weighted sum of the reward's parts, exactly rounded: equal parts give equal rewards in any order."""
-    return math.fsum(part_weights.get(name, 1.0) * value for name, value in _parts(response.reward).items())
+    try:
+        total = math.fsum(part_weights.get(name, 1.0) * value for name, value in _parts(response.reward).items())
+    except OverflowError:
+        total = math.inf
+    if not math.isfinite(total):
+        raise ObjectiveError(
+            f"group {response.group}: the weighted sum of a reward's parts overflows; write smaller ones"
+        )
+    return total
 
 
 def _states(

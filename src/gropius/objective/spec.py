@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_type_hints
@@ -247,7 +248,7 @@ def _typed(axis: str, key: str, value: Any) -> Any:
             return value
     elif value in ("inf", "+inf"):
         return math.inf
-    elif isinstance(value, int | float) and not math.isnan(value):
+    elif isinstance(value, int | float) and (abs(value) <= sys.float_info.max or value in (math.inf, -math.inf)):
         return float(value)
     raise ObjectiveError(f"{where} = {value!r} has the wrong type; write {_EXPECTED[hint]}")
 

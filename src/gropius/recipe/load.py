@@ -111,7 +111,7 @@ def from_mapping(raw: Mapping[str, Any], settings: Sequence[str] = (), source: S
 
 
 def _drop_tiny(tables: dict[str, Any], written: set[KeyPath]) -> None:
-    """A setting that names another model takes the file's shape of the built-in one with it: it belonged to that model."""
+    """A setting that names another model takes the file's shape of the built-in one away: it belonged to that one."""
     model = tables.get("model")
     shaped = any(path[:2] == ("model", "tiny") for path in written)
     if isinstance(model, dict) and ("model", "source") in written and model["source"] != "tiny" and not shaped:
@@ -241,7 +241,7 @@ def _table_path(keys: tuple[str, ...], counts: dict[KeyPath, int], *, is_array: 
 def _value(text: str) -> Any:
     try:
         return tomllib.loads("v = " + text)["v"]
-    except tomllib.TOMLDecodeError:
+    except ValueError:  # not TOML, or a number of more digits than Python reads
         return None
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gropius.errors import ObjectiveError, RecipeError, RunFolderError, SafetyRefusal
-from gropius.naming import names_a_function
+from gropius.naming import check_options, names_a_function
 from gropius.objective.presets import resolve as resolve_objective
 from gropius.objective.spec import AXES, Objective, override
 from gropius.objective.validate import check as check_objective
@@ -34,6 +34,7 @@ from gropius.recipe.schema import (
     TrainTable,
 )
 from gropius.recipe.wording import place, show
+from gropius.tasks import TASKS
 
 FORMAT = 1
 DEFAULT_TOKEN_BUDGET = 65_536
@@ -185,6 +186,12 @@ def resolve_loaded(loaded: LoadedRecipe) -> Resolved:
 
 
 def _refuse_broken(draft: Draft, source: Source) -> None:
+    data = draft.recipe.data
+    if data.source in TASKS:
+        try:
+            check_options(f"task set {data.source}", TASKS[data.source], data.options, RecipeError)
+        except RecipeError as error:
+            raise RecipeError(f"{_located(source, 'data.options')}{error}") from error
     faults = [_located(source, key) + message for key, message in broken_rules(draft)]
     if faults:
         raise RecipeError("\n".join(faults))
