@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
