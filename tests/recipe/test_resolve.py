@@ -247,3 +247,8 @@ class TestCapacity:
 
     def test_what_fits_passes(self) -> None:
         refuse_what_cannot_fit(resolve(BASE), tiny_parameters(TinyTable(), 100), self.ROOMY)
+
+
+def test_an_option_that_a_task_set_does_not_have_is_refused_when_the_recipe_is_resolved() -> None:
+    with pytest.raises(RecipeError, match=r'data.options.*unknown option "foo"'):
+        resolve({"data": {"source": "arithmetic", "options": {"foo": 99}}})

@@ -11,7 +11,7 @@ import pytest
 from small import run_small, small_recipe
 
 from gropius import build
-from gropius.errors import DataError, Interrupted, MismatchError, RewardError, RunFolderError
+from gropius.errors import DataError, Interrupted, MismatchError, RecipeError, RewardError, RunFolderError
 from gropius.objective.explain import explain
 from gropius.objective.presets import PRESETS
 from gropius.recipe import from_dict
@@ -149,6 +149,17 @@ def test_a_taken_folder_an_overlong_prompt_and_a_broken_reward_are_refused_by_na
     (tmp_path / "mine.py").write_text("def score(episode):\n    return float('nan')\n")
     with pytest.raises(RewardError, match="score"):
         run_small(tmp_path / "nan", f'reward=[{{name="{tmp_path}/mine.py:score"}}]', "eval.before=false")
+
+
+def test_a_batched_reward_is_given_a_whole_group_and_a_wrong_length_names_it(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def short(prompts, completions, **kwargs):\n    return [1.0]\n")
+    with pytest.raises(RewardError, match=r"short.*1 value.* for 4 completions"):
+        run_small(tmp_path, f'reward=[{{name="{tmp_path}/mine.py:short"}}]', "eval.before=false")
+
+
+def test_several_turns_without_an_environment_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="max_turns = 3 would do nothing"):
+        run_small(tmp_path, "rollout.max_turns=3")
 
 
 def test_a_reference_that_is_refreshed_becomes_the_policy_and_a_fixed_one_never_moves(tmp_path: Path) -> None:

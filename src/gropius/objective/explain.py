@@ -134,18 +134,12 @@ def _masks_tokens(spec: Objective) -> bool:
 
 def _kept(spec: Objective, row: Row) -> Response:
     """The response with the tokens marked that the correction masks, so that they leave the denominator."""
-    import torch
-
-    from gropius.objective.ratio import Segments, correction
+    from gropius.objective.ratio import kept_by_correction
 
     if row.void or row.response.anchor is None:
         return row.response
-    mask = torch.from_numpy(row.response.mask)
-    segments = Segments(torch.zeros(len(mask), dtype=torch.int64), mask, 1)
-    anchor, sampler = (
-        segments.select(torch.from_numpy(values)) for values in (row.response.anchor, row.arrays["sampler"])
-    )
-    return replace(row.response, kept=(correction(spec.ratio, anchor, sampler, segments) != 0).numpy())
+    kept = kept_by_correction(spec.ratio, row.response.anchor, row.arrays["sampler"], row.response.mask)
+    return replace(row.response, kept=kept)
 
 
 def _evaluate(spec: Objective, rows: Sequence[Row], assignment: Assignment) -> Numbers:

@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gropius.objective.spec import Ratio
+
+Array = NDArray[np.floating]
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,3 +132,15 @@ def correction(axis: Ratio, anchor: Tensor, sampler: Tensor, segments: Segments)
     anchor, sampler [_L]: already selected at loss tokens.
     """
     return CORRECTIONS[axis.correction](axis, (anchor - sampler).detach(), segments)
+
+
+def kept_by_correction(axis: Ratio, anchor: Array, sampler: Array, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """[T] of one response: False where the correction masks a token, for `aggregate.count_corrected = false`.
+
+    anchor, sampler, mask [T]: log-probabilities and loss tokens; what stands at masked positions does not matter.
+    """
+    own = torch.from_numpy(mask)
+    segments = Segments(torch.zeros(len(mask), dtype=torch.int64), own, 1)
+    given = (segments.select(torch.from_numpy(np.asarray(values, np.float64))) for values in (anchor, sampler))
+    kept: NDArray[np.bool_] = (correction(axis, *given, segments) != 0).numpy()
+    return kept

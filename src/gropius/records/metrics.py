@@ -170,7 +170,7 @@ METRICS: dict[str, Metric] = {
     "tokens_skipped": Metric("tokens", "those in responses that could not move the policy and were not run"),
     "skipped_compute": Metric("share of ids", "prompt and response ids that training did not have to run"),
     "num_tokens": Metric("tokens", "prompt and response ids of all steps so far"),
-    "loss": Metric("loss", "the objective's loss, mean over the step's updates", "train"),
+    "loss": Metric("loss", "the objective's loss, mean over the updates of the first pass", "train"),
     "grad_norm": Metric("norm", "gradient norm before clipping, mean over the step's updates", "train"),
     "learning_rate": Metric("1", "learning rate of the step's last update", "train"),
     "kl": Metric("nats", "mean of the KL estimator over loss tokens, policy against reference", "train"),

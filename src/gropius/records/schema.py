@@ -80,9 +80,10 @@ class Trained:
     """What selection and training add to one response. Every array has length T (environment tokens included).
 
     state: of the group. advantage: of the response; None when it has none (void, dropped). token_advantages: only where
-    tokens of one response differ. skipped: never run forward. update: which optimiser step of the batch trained it
-    first, counted from 0; NEVER_TRAINED when none did. anchor, policy, reference: log-probabilities, policy at that
-    first update. entropy: nats. weight: of the token in the loss. contribution: what the token added to the loss.
+    tokens of one response differ. skipped: never run forward. update: which optimiser step of the batch it was weighed
+    in first, counted from 0, skipped or not; NEVER_TRAINED when it was thrown away before. anchor, policy, reference:
+    log-probabilities, policy at that first update. entropy: nats. weight: of the token in the loss. contribution: what
+    the token added to the loss.
     """
 
     state: str

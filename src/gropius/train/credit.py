@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from gropius.objective.ratio import Segments, correction
+from gropius.objective.ratio import kept_by_correction
 from gropius.objective.selection import Assignment, Response, assign
 from gropius.objective.spec import Objective
 from gropius.train.sequences import TrainSequence, assigned, cut, to_responses
@@ -100,21 +99,13 @@ def _with_known(objective: Objective, response: Response, known: Known, i: int, 
 
     anchor = array(known.anchor)
     shrinks = objective.ratio.correction != "none" and not objective.aggregate.count_corrected
+    kept = None
+    if shrinks and anchor is not None:
+        kept = kept_by_correction(objective.ratio, anchor, sampler, response.mask)
     return dataclasses.replace(
         response,
         anchor=anchor,
         reference=array(known.reference),
         entropy=array(known.entropy),
-        kept=_kept(objective, response.mask, anchor, sampler) if shrinks and anchor is not None else None,
+        kept=kept,
     )
-
-
-def _kept(
-    objective: Objective, mask: NDArray[np.bool_], anchor: NDArray[np.float64], sampler: NDArray[Any]
-) -> NDArray[np.bool_]:
-    """[T] False where the correction masks a token, which must then leave the denominator."""
-    own = torch.from_numpy(mask)
-    segments = Segments(torch.zeros(len(mask), dtype=torch.int64), own, 1)
-    drawn = torch.from_numpy(sampler.astype(np.float64))
-    weight = correction(objective.ratio, segments.select(torch.from_numpy(anchor)), segments.select(drawn), segments)
-    return (weight != 0).numpy()

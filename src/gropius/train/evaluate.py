@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from gropius.errors import DataError
 from gropius.records.intervals import Share, maj_at_k, mean_at_k, pass_at_k
 from gropius.rewards.number import NumberTooLong, last_number_in, whole_text_number
-from gropius.rollout.collect import CollectPlan, Player, collect
+from gropius.rollout.collect import CollectPlan, Player, collect, raw_metric
 from gropius.types import Episode, Group, Sampling, Task
 
 # The `step` of the random streams of every evaluation: before and after draw with the same numbers, and no training
@@ -72,7 +72,7 @@ async def evaluate(
 
 def summarise(groups: Sequence[Group], k: int, time_s: float = 0.0) -> HeldOut:
     """Shares over the responses that could be scored. Errors: DataError when none could."""
-    scored = [[(e, raw) for e in group.episodes if (raw := metric(e)) is not None] for group in groups]
+    scored = [[(e, raw) for e in group.episodes if (raw := raw_metric(e)) is not None] for group in groups]
     scores = [[raw for _, raw in row] for row in scored]
     if not any(scores):
         raise DataError("no held-out response could be scored: every verdict is void")
@@ -87,14 +87,6 @@ def summarise(groups: Sequence[Group], k: int, time_s: float = 0.0) -> HeldOut:
         mean_length_tokens=sum(lengths) / len(lengths),
         time_s=time_s,
     )
-
-
-def metric(episode: Episode) -> float | None:
-    """The raw metric of an episode, else its reward; None when void or unscored."""
-    verdict = episode.verdict
-    if verdict is None or verdict.outcome.status == "void":
-        return None
-    return verdict.raw if verdict.raw is not None else verdict.outcome.value
 
 
 def conclusion(episode: Episode) -> str:

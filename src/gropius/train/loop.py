@@ -155,23 +155,28 @@ def all_rounds(run: Run) -> Path:
     return run.writer.folder
 
 
-async def sample(run: Run, order: TaskOrder, step: int) -> Selected:
-    """G answers to each prompt from the current policy, scored; dead groups treated as the objective says."""
-    rollout, objective = run.plan.rollout, run.plan.objective
-    plan = CollectPlan(
-        sampling=sampling_of(run.plan, run.loaded),
+def collecting(plan: Resolved, loaded: LoadedModel, step: int) -> tuple[CollectPlan, SelectionRule]:
+    """How a step's groups are drawn, and what becomes of those without signal."""
+    rollout, objective = plan.rollout, plan.objective
+    drawn = CollectPlan(
+        sampling=sampling_of(plan, loaded),
         group_size=rollout.group_size,
-        seed=run.plan.seed,
+        seed=plan.seed,
         step=step,
         max_turns=rollout.max_turns,
         max_episode_tokens=rollout.max_episode_tokens,
         greedy_baseline=objective.advantage.baseline == "greedy",
     )
-    rule = SelectionRule(objective.selection.dead, rollout.refill_attempts, rollout.grow_limit)
+    return drawn, SelectionRule(objective.selection.dead, rollout.refill_attempts, rollout.grow_limit)
+
+
+async def sample(run: Run, order: TaskOrder, step: int) -> Selected:
+    """G answers to each prompt from the current policy, scored; dead groups treated as the objective says."""
+    plan, rule = collecting(run.plan, run.loaded, step)
     selected = await within(
         run.player,
         run.plan.train.deadline_s,
-        lambda player: collect_selected(order.take, rollout.prompts, plan, player, rule),
+        lambda player: collect_selected(order.take, run.plan.rollout.prompts, plan, player, rule),
     )
     if selected.shortfall is not None:
         run.progress.note(f"step {step}: {selected.shortfall}")
@@ -292,7 +297,7 @@ def require_agreement(run: Run, batch: Selected, logprobs: Sequence[Any]) -> Non
         settings = dataclasses.replace(learner.settings, temperature=temperature)
         return Learner(learner.forward, learner.objective, learner.optimiser, settings).score(rows).logprobs
 
-    sampling, digest = sampling_of(run.plan, run.loaded), checkpoint.weight_digest(run.loaded.model)
+    sampling, digest = sampling_of(run.plan, run.loaded), run.digest
     found = mismatch.require_agreement(
         episodes, logprobs, mismatch.Expected(run.plan.train.mismatch_bound, sampling, digest), rescore
     )

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gropius.records.schema import ResponseRecord, Trained, records_of
+from gropius.rollout.select import state_of
 from gropius.train.credit import Credit, Known
 from gropius.train.step import UpdateReport
 from gropius.types import Group
@@ -39,7 +40,7 @@ def records(
     added = _trained(groups, credit, work)
     for group in discarded:
         for episode in group.episodes:
-            added[group.group_id, episode.member] = Trained(_raw_state(group))
+            added[group.group_id, episode.member] = Trained(state_of(group))
     return records_of(step, [*groups, *discarded], added, decode)
 
 
@@ -75,14 +76,6 @@ def _entropy(work: Work, report: UpdateReport | None, i: int, j: int) -> NDArray
     if work.known.entropy is not None:
         return work.known.entropy[i]
     return report.entropies[j] if report else None
-
-
-def _raw_state(group: Group) -> str:
-    from gropius.objective.selection import group_state
-    from gropius.rollout.collect import raw_metric
-
-    raw = [value for episode in group.episodes if (value := raw_metric(episode)) is not None]
-    return group_state(raw, len(group.episodes))
 
 
 def metrics(work: Work, groups: Sequence[Group], times: Mapping[str, float]) -> dict[str, Number]:

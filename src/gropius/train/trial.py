@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from gropius.models.load import LoadedModel
 from gropius.recipe.resolve import Resolved
-from gropius.rollout.collect import CollectPlan, Player
-from gropius.rollout.select import SelectionRule, collect_selected
+from gropius.rollout.collect import Player
+from gropius.rollout.select import collect_selected
 from gropius.train.credit import Known, compare, needs_anchor_pass
 from gropius.train.invariance import Batch
-from gropius.train.loop import sampling_of
+from gropius.train.loop import collecting
 from gropius.train.order import TaskOrder
 from gropius.train.sequences import cut
 from gropius.train.step import Learner
@@ -16,19 +16,10 @@ from gropius.train.step import Learner
 
 async def one_batch(plan: Resolved, loaded: LoadedModel, player: Player, learner: Learner) -> Batch:
     """The first optimiser batch of a recipe. The policy stands in for the reference, which it is at the start."""
-    rollout, objective = plan.rollout, plan.objective
-    collecting = CollectPlan(
-        sampling=sampling_of(plan, loaded),
-        group_size=rollout.group_size,
-        seed=plan.seed,
-        step=1,
-        max_turns=rollout.max_turns,
-        max_episode_tokens=rollout.max_episode_tokens,
-        greedy_baseline=objective.advantage.baseline == "greedy",
-    )
-    rule = SelectionRule(objective.selection.dead, rollout.refill_attempts, rollout.grow_limit)
+    objective = plan.objective
+    drawn, rule = collecting(plan, loaded, step=1)
     order = TaskOrder(player.tasks.train, plan.seed)
-    selected = await collect_selected(order.take, rollout.prompts, collecting, player, rule)
+    selected = await collect_selected(order.take, plan.rollout.prompts, drawn, player, rule)
     scores = learner.score(cut(selected.groups), entropy=objective.selection.entropy_top < 1)
     needed = needs_anchor_pass(objective, plan.train.updates * plan.train.epochs)
     known = Known(
