@@ -141,6 +141,7 @@ def kept_by_correction(axis: Ratio, anchor: Array, sampler: Array, mask: NDArray
     """
     own = torch.from_numpy(mask)
     segments = Segments(torch.zeros(len(mask), dtype=torch.int64), own, 1)
-    given = (segments.select(torch.from_numpy(np.asarray(values, np.float64))) for values in (anchor, sampler))
-    kept: NDArray[np.bool_] = (correction(axis, *given, segments) != 0).numpy()
+    own_anchor = segments.select(torch.from_numpy(np.asarray(anchor, np.float64)))
+    drawn = segments.select(torch.from_numpy(np.asarray(sampler, np.float64)))
+    kept: NDArray[np.bool_] = (correction(axis, own_anchor, drawn, segments) != 0).numpy()
     return kept
