@@ -53,6 +53,11 @@ class Pack:
         """Tokens of the same sequences one by one, prompts counted every time."""
         return sum(sequence.length_tokens for sequence in self.sequences)
 
+    @property
+    def cost(self) -> float:
+        """What running it costs, in tokens: _L and, in proportion, the query-key pairs. What packs are dealt out by."""
+        return self.run_tokens + float((self.positions + 1).sum()) / PAIRS_PER_TOKEN
+
 
 def pack(
     sequences: Sequence[TrainSequence], *, budget_tokens: int, share: bool = True, skip: bool = True
