@@ -61,6 +61,26 @@ def test_every_sink_gets_every_row_and_is_ended(name: str, place: Place, monkeyp
     assert got == [(1, {"reward": 0.5}), (2, {"reward": 1.0})] and ended == [name] and notes == []
 
 
+@pytest.mark.parametrize("name", SINKS)
+def test_the_real_client_takes_every_row(name: str, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip(name, reason=f"{name} is not installed")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("TRACKIO_DIR", str(place.folder / "trackio"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{place.folder}/mlflow.db")
+    notes: list[str] = []
+    copies = Sinks([name], place, notes.append)
+    for step in (1, 2, 3):
+        copies.write(step, {"reward": step / 4, "held_out/mean@4": 0.5, "kl": None})
+    copies.close(60)
+    assert notes == []
+    if name == "tensorboard":
+        module = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+        events = module.EventAccumulator(str(place.folder / "logs" / "tensorboard"))
+        events.Reload()
+        assert events.Tags()["tensors"] == ["reward", "held_out/mean@4"]
+        assert [event.step for event in events.Tensors("reward")] == [1, 2, 3]
+
+
 def test_one_that_is_not_installed_or_fails_is_switched_off_once_and_the_others_go_on(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
