@@ -94,6 +94,13 @@ class TestRollouts:
 
 
 class TestMetricsFile:
+    def test_of_named_metrics_only_those_are_kept_and_every_step_stays(self, folder: Path) -> None:
+        with RunWriter.create(folder, {}) as writer:
+            for step in (1, 2):
+                writer.write_metrics(step, {"loss": 1.0 * step, "kl": float("nan")})
+        assert RunReader(folder).metrics_by_step({"loss"}) == {1: {"loss": 1.0}, 2: {"loss": 2.0}}
+        assert set(RunReader(folder).metrics_by_step()[2]) == {"step", "loss", "kl"}
+
     def test_rows_come_back_in_order_with_values_that_are_not_finite(self, folder: Path) -> None:
         with RunWriter.create(folder, DOCUMENT, fsync=True) as run:
             run.write_metrics(0, {"held_out/mean": 0.5})

@@ -52,8 +52,10 @@ def _print(found: Examination) -> None:
         follows = [other.name for other in found.findings if other.explained_by == finding.name]
         print_text(*([f"     it explains {', '.join(follows)}"] if follows else []), "")
     if not roots:
-        print_text("nothing found", "")
+        print_text("nothing found" if found.passed else "too little is recorded to say anything", "")
     print_text(f"looked for and not found: {', '.join(found.passed) or 'nothing'}")
+    if found.waiting:
+        print_text("not enough data yet to say:", *(f"  {waiting}" for waiting in found.waiting))
     if found.skipped:
         print_text("skipped:", *(f"  {skipped}" for skipped in found.skipped))
 

@@ -100,17 +100,45 @@ class Skipped:
 
 
 @dataclass(frozen=True)
+class Amount:
+    """How much of something a diagnostic needs, and how much there is. of: what is counted.
+
+    >>> str(Amount("steps", 10, 3))
+    '10 steps (there are 3)'
+    """
+
+    of: str
+    least: int
+    there: int
+
+    def __str__(self) -> str:
+        return f"{self.least:,} {self.of} ({'there is' if self.there == 1 else 'there are'} {self.there or 'none'})"
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A diagnostic that found nothing on too little data to say so. needs: what there is too little of."""
+
+    name: str
+    needs: tuple[Amount, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name}: needs {' and '.join(map(str, self.needs))}"
+
+
+@dataclass(frozen=True)
 class Examination:
     """Everything the doctor has to say about one log.
 
-    findings: roots first, by severity, then what they explain. passed: diagnostics that found nothing. waiting: those
-    that need more steps. notes: how the log was read.
+    findings: roots first, by severity, then what they explain. passed: diagnostics that found nothing on enough data.
+    waiting: those that found nothing on too little. skipped: those the log cannot support. notes: how it was read.
     """
 
     source: str
     steps: int
     findings: tuple[Finding, ...]
     passed: tuple[str, ...]
+    waiting: tuple[Waiting, ...]
     skipped: tuple[Skipped, ...]
     notes: tuple[str, ...] = ()
 
@@ -126,6 +154,7 @@ class Examination:
             "steps": self.steps,
             "findings": [finding.as_dict() for finding in self.findings],
             "passed": list(self.passed),
+            "waiting": [{"name": w.name, "needs": [vars(amount) for amount in w.needs]} for w in self.waiting],
             "skipped": [{"name": s.name, "missing": list(s.missing), "hint": s.hint} for s in self.skipped],
             "notes": list(self.notes),
         }

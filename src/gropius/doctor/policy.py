@@ -13,7 +13,8 @@ from gropius.doctor.log import Log, Series, known_mean
 from gropius.doctor.windows import FEWEST_STEPS, ends, mean_of, rise, width
 
 COLLAPSED = 0.2
-BEGINNING = 2  # steps; a policy can come apart in the first window
+BEGINNING = 2  # steps; a policy can come apart with its first update
+FEWEST_BEFORE = 8  # groups
 MASTERED = 0.9
 FALLEN = 0.1
 CLIPPED = 0.2
@@ -88,19 +89,23 @@ def _still_rising(log: Log) -> bool:
 
 
 def policy_collapse(log: Log) -> Finding | None:
-    """The task metric fell below half of what it was in the first two steps."""
+    """The task metric fell below half of what it was before training, and the reward did not rise instead."""
     metric = log.metric_of_task
     grown = growth_of_groups(log, lambda group: known_mean(metric[group.places]))
-    first = [known_mean(metric[group.places]) for group in log.groups if group.step in log.steps[:BEGINNING]]
-    before = [value for value in first if value is not None]
-    if grown is None or len(before) < 8:
+    before = _untouched(log)
+    if grown is None or len(before) < FEWEST_BEFORE:
         return None
     start, end = float(np.mean(before)), float(np.mean(grown[1]))
     measured = rise(before, grown[1], "change of the task metric")
     if start <= 0 or end >= 0.5 * start or measured.high >= -FALLEN:
         return None
+    reward = log.responses["reward"]
+    paid = growth_of_groups(log, lambda group: known_mean(reward[group.places]))
+    if paid is not None and rise(*paid, "").low > 0:
+        return None  # the updates do what the reward asks for; that it asks for the wrong thing is another finding
     levels = [(step, known_mean(metric[here]) or 0.0) for step, here in log.per_step()]
-    low = [step for i, (step, _) in enumerate(levels) if np.mean([v for _, v in levels[i : i + 3]]) < 0.6 * start]
+    averages = [float(np.mean([value for _, value in levels[i : i + 3]])) for i in range(len(levels))]
+    low = [step for (step, own), mean in zip(levels, averages, strict=True) if max(own, mean) < 0.6 * start]
     places = np.flatnonzero(log.responses["step"] == log.steps[-1])[:8]
     return Finding(
         "policy_collapse",
@@ -114,6 +119,18 @@ def policy_collapse(log: Log) -> Finding | None:
         measured,
         log.rows(places.tolist()),
     )
+
+
+def _untouched(log: Log) -> list[float]:
+    """Task metric of the groups that the first policy drew: those of the first step, or of two where it has few."""
+    metric = log.metric_of_task
+    found: list[float] = []
+    for step in log.steps[:BEGINNING]:
+        values = [known_mean(metric[group.places]) for group in log.groups if group.step == step]
+        found += [value for value in values if value is not None]
+        if len(found) >= FEWEST_BEFORE:
+            break
+    return found
 
 
 def clip_fraction_high(log: Log) -> Finding | None:

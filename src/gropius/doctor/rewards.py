@@ -22,6 +22,7 @@ DOMINANT = 0.95
 VISIBLE = 0.05
 REPEATED = 0.3
 SAME_TEXT = 0.3
+FEWEST_OF_A_PART = 100
 
 
 def void_verdicts(log: Log) -> Finding | None:
@@ -55,7 +56,7 @@ def dead_part(log: Log) -> Finding | None:
     for name in log.parts:
         values = log.responses[PART + name]
         known = values[np.isfinite(values)]
-        if len(log.parts) < 2 or len(known) < 100 or len(log.steps) < FEWEST_STEPS:
+        if len(log.parts) < 2 or len(known) < FEWEST_OF_A_PART or len(log.steps) < FEWEST_STEPS:
             continue
         if known.min() == known.max():
             places = np.flatnonzero(np.isfinite(values))

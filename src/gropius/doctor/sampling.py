@@ -24,6 +24,7 @@ LATE = 0.25
 WEIGHTLESS = 0.5
 MOST_WEIGHTLESS = 0.2
 FEWEST_WEIGHTS = 24
+FEWEST_RESPONSES = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +67,7 @@ def sampler_mismatch(log: Log) -> Finding | None:
     """Sampler and trainer give the same tokens log-probabilities that differ by more than 0.02 nats on average."""
     found = gaps(log.tokens)
     means = [_mean_gap(row) for row in found.rows]
-    if len(means) < 8:
+    if len(means) < FEWEST_RESPONSES:
         return None
     recent = [m for m, r in zip(means, found.rows, strict=True) if r.step >= _recent(log)]
     measured = mean_of(recent or means, "|sampler − trainer|, nats a token")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,28 +53,34 @@ class RunReader:
 
         A half-written last line (the run is being written, or was killed) and damaged lines are skipped and said.
         """
+        return list(self._metric_rows())
+
+    def metrics_by_step(self, names: Container[str] | None = None) -> dict[int, dict[str, Any]]:
+        """The metrics of each step, rows of the same step merged, the later one winning.
+
+        names: only these are kept in memory; None keeps all.
+        """
+        merged: dict[int, dict[str, Any]] = {}
+        for row in self._metric_rows():
+            kept = row if names is None else {name: value for name, value in row.items() if name in names}
+            merged.setdefault(row["step"], {}).update(kept)
+        return dict(sorted(merged.items()))
+
+    def _metric_rows(self) -> Iterator[dict[str, Any]]:
         path = self.folder / METRICS
         if not path.is_file():
-            return []
-        *lines, last = path.read_bytes().split(b"\n")
-        if last:
-            self._problem(f"{path}:{len(lines) + 1}: the last line is half-written; skipped")
-        rows = []
-        for number, line in enumerate(lines, start=1):
-            row = _json_row(line)
-            if row is None:
-                self._problem(f"{path}:{number}: not a row of metrics; skipped")
-                continue
-            row.update({name: float(text) for name, text in row.pop("non_finite", {}).items()})
-            rows.append(row)
-        return rows
-
-    def metrics_by_step(self) -> dict[int, dict[str, Any]]:
-        """The metrics of each step, rows of the same step merged, the later one winning."""
-        merged: dict[int, dict[str, Any]] = {}
-        for row in self.metrics():
-            merged.setdefault(row["step"], {}).update(row)
-        return dict(sorted(merged.items()))
+            return
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.endswith(b"\n"):
+                    self._problem(f"{path}:{number}: the last line is half-written; skipped")
+                    return
+                row = _json_row(line)
+                if row is None:
+                    self._problem(f"{path}:{number}: not a row of metrics; skipped")
+                    continue
+                row.update({name: float(text) for name, text in row.pop("non_finite", {}).items()})
+                yield row
 
     def steps(self) -> list[int]:
         """Steps that have a rollout file, ascending."""

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from gropius.doctor.log import PART, Column, repetition
-from gropius.doctor.run import EXCERPT, fingerprint
+from gropius.doctor.run import EXCERPT
+from gropius.doctor.sample import fingerprint
 from gropius.errors import RunFolderError
 
 
