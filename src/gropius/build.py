@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import dataclasses
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 
 from gropius.doctor.watch import Watch
-from gropius.errors import DataError, RecipeError
+from gropius.errors import RecipeError
 from gropius.models.chat import ChatFormat
 from gropius.models.load import LoadedModel, load_model, save_model
 from gropius.models.tiny import TinyShape
@@ -30,7 +29,10 @@ from gropius.records.sinks import Place, Sinks
 from gropius.records.writer import RunWriter
 from gropius.rewards import InProcessScorer, MixedScorer, PoolSettings, open_scorer
 from gropius.rollout.collect import Player
+from gropius.rollout.fitting import fitting
 from gropius.rollout.torch_engine import TorchEngine
+from gropius.rollout.vllm.engine import VllmEngine
+from gropius.rollout.vllm.open import Trainer, open_vllm
 from gropius.sandbox.base import TIERS
 from gropius.sandbox.tiers import open_sandbox
 from gropius.tasks import TaskSet, load_tasks
@@ -49,7 +51,6 @@ from gropius.train.progress import Progress
 from gropius.train.sft import WarmStart, imitation, warm_start
 from gropius.train.step import Learner, LearnerSettings, UpdateReport
 from gropius.train.trial import one_batch
-from gropius.types import Task
 
 
 def tasks(resolved: Resolved) -> TaskSet:
@@ -139,17 +140,31 @@ def _parts(resolved: Resolved, progress: Progress, folder: Path | None = None) -
     loaded = model(resolved, folder)
     system = resolved.data.system_prompt if resolved.data.system_prompt is not None else found.system_prompt
     chat = ChatFormat.for_model(loaded, system_prompt=system, template_options=resolved.data.template)
-    found = _fitting(resolved, found, (chat, loaded), progress)
-    engine = TorchEngine(loaded, token_budget=resolved.rollout.token_budget, dtype=resolved.model.dtype)
+    found, dropped = fitting(found, chat, loaded.context_length, resolved.data.overlong)
+    engine = _engine(resolved, loaded)
     described = tuple(judge.describe())
-    for line in (*found.notes, *loaded.notes, engine.describe(), *described):
+    for line in (*dropped, *found.notes, *loaded.notes, engine.describe(), *described):
         progress.note(line)
     programs = isolation(resolved, found)
     if programs is not None:
         unsafe = "; UNSAFE: they run with your rights" if programs["unsafe"] else ""
         progress.note(f"programs of the model run in: {programs['tier']}{unsafe}")
     player = Player(engine, chat, found, judge, loaded.context_length)
-    return _Parts(loaded, found, chat, player, judge.close, {"sandbox": programs} if programs else {}, described)
+
+    def close() -> None:
+        asyncio.run(engine.close())
+        judge.close()
+
+    return _Parts(loaded, found, chat, player, close, {"sandbox": programs} if programs else {}, described)
+
+
+def _engine(resolved: Resolved, loaded: LoadedModel) -> TorchEngine | VllmEngine:
+    """What draws the responses of a recipe; whoever asks for it closes it."""
+    rollout, train = resolved.rollout, resolved.train
+    if rollout.engine == "torch":
+        return TorchEngine(loaded, token_budget=rollout.token_budget, dtype=resolved.model.dtype)
+    trainer = Trainer(resolved.model.dtype, train.mismatch_bound, resolved.seed, train.threads)
+    return open_vllm(loaded, rollout.vllm.model_dump(), trainer)
 
 
 def _learner(resolved: Resolved, parts: _Parts, objective: Objective, settings: OptimiserSettings) -> Learner:
@@ -366,25 +381,3 @@ def _machine(resolved: Resolved, loaded: LoadedModel) -> Machine:
     else:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Machine(memory, shutil.disk_usage(place).free)
-
-
-def _fitting(resolved: Resolved, found: TaskSet, parts: tuple[ChatFormat, LoadedModel], progress: Progress) -> TaskSet:
-    """The tasks whose prompts, after the template, leave room for an answer; the others dropped or refused."""
-    chat, loaded = parts
-    limit = loaded.context_length
-
-    def fitting(half: str, rows: Sequence[Task]) -> tuple[Task, ...]:
-        """The rows of one half that fit."""
-        lengths = {task.key: len(chat.prompt_ids(task.messages())) for task in rows}
-        long = [task for task in rows if lengths[task.key] + 1 > limit]
-        if long and resolved.data.overlong == "refuse":
-            raise DataError(
-                f"{long[0].key}: the prompt has {lengths[long[0].key]} tokens after the template and the model's "
-                f"context is {limit}, which leaves no room for an answer ({len(long)} such {half} rows); shorten them, "
-                'or write data.overlong = "drop"'
-            )
-        if long:
-            progress.note(f"{len(long)} {half} rows dropped: their prompts leave no room in a context of {limit}")
-        return tuple(task for task in rows if lengths[task.key] + 1 <= limit)
-
-    return dataclasses.replace(found, train=fitting("train", found.train), held_out=fitting("held-out", found.held_out))

@@ -76,6 +76,9 @@ class TestContradictions:
         assert "weight 0 does nothing" in refusal('reward=[{name="a",weight=0.0}]')
 
 
+SERVER = ("rollout.vllm.mode=server", "rollout.vllm.address=/run/s")
+
+
 class TestUselessKeys:
     CASES = (
         (("model.source=folder", "model.tiny.layers=2"), "model.tiny.layers"),
@@ -90,6 +93,11 @@ class TestUselessKeys:
         (("checkpoint.keep_every=5",), "checkpoint.keep_every"),
         (("checkpoint.best=true",), "checkpoint.best"),
         (("reward_pool.workers=4",), "reward_pool.workers"),
+        (("rollout.vllm.hang_s=5.0",), "rollout.vllm.hang_s"),
+        (("rollout.engine=vllm", "rollout.token_budget=4096"), "rollout.token_budget"),
+        (("rollout.engine=vllm", "rollout.vllm.address=/run/s"), "rollout.vllm.address"),
+        (("rollout.engine=vllm", *SERVER, "rollout.vllm.python=/p"), "rollout.vllm.python"),
+        (("rollout.engine=vllm", "rollout.vllm.devices=1"), "rollout.vllm.devices"),
     )
 
     @pytest.mark.parametrize(("settings", "key"), CASES)
@@ -100,6 +108,13 @@ class TestUselessKeys:
     def test_every_effect_has_a_case(self) -> None:
         for effect in EFFECTS:
             assert any(key == effect.key or key.startswith(effect.key) for _, key in self.CASES), effect.key
+
+    def test_the_mismatch_bound_is_that_of_the_coarser_of_trainer_and_engine(self) -> None:
+        settings = ["rollout.engine=vllm", "rollout.vllm.dtype=bfloat16"]
+        assert (
+            resolve(BASE, settings).train.mismatch_bound == resolve(BASE, ["model.dtype=bfloat16"]).train.mismatch_bound
+        )
+        assert resolve(BASE, settings[:1]).train.mismatch_bound == resolve(BASE, []).train.mismatch_bound < 0.1
 
     def test_a_useless_key_with_its_default_value_is_harmless(self) -> None:
         resolve(BASE, ["objective.kl.estimator=none", "train.reference_refresh=0", "checkpoint.keep_last=2"])

@@ -38,8 +38,6 @@ from gropius.tasks import TASKS
 
 FORMAT = 1
 DEFAULT_TOKEN_BUDGET = 65_536
-# Nats that trainer and sampler may differ on a sampled token before the run stops, by the type of the weights.
-MISMATCH_BOUND = {"float32": 0.01, "float16": 0.5, "bfloat16": 1.0}
 
 
 class ResolvedRollout(RolloutTable):
@@ -305,7 +303,7 @@ def _resolved(draft: Draft, source: Source, preset: str) -> Resolved:
             )
         ),
         objective=draft.objective,
-        train=ResolvedTrain(**_with(recipe.train, mismatch_bound=bound or MISMATCH_BOUND[recipe.model.dtype])),
+        train=ResolvedTrain(**_with(recipe.train, mismatch_bound=bound or draft.mismatch_bound)),
         sft=recipe.sft,
         eval=ResolvedEval(
             **_with(

@@ -15,6 +15,8 @@ from gropius.recipe.schema import TABLES, Recipe, Table
 
 GROUP_BASELINES = ("group_mean", "leave_one_out", "length_weighted")
 GROUP_SCALES = ("group_std", "group_mean")
+# Nats that trainer and sampler may differ on a sampled token before the run stops, by the type of the weights.
+MISMATCH_BOUND = {"float32": 0.01, "float16": 0.5, "bfloat16": 1.0}
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,13 @@ class Draft:
         if rollout.max_episode_tokens is not None:
             return rollout.max_episode_tokens
         return rollout.max_tokens if rollout.max_turns == 1 else 2 * rollout.max_tokens * rollout.max_turns
+
+    @property
+    def mismatch_bound(self) -> float:
+        """That of the coarser of the two formats that log-probabilities are computed in."""
+        own, rollout = self.recipe.model.dtype, self.recipe.rollout
+        engine = own if rollout.engine == "torch" or rollout.vllm.dtype == "auto" else rollout.vllm.dtype
+        return max(MISMATCH_BOUND[own], MISMATCH_BOUND[engine])
 
     @property
     def compares_siblings(self) -> bool:
@@ -214,6 +223,23 @@ CONTRADICTIONS: tuple[Contradiction, ...] = (
 )
 
 EFFECTS: tuple[Effect, ...] = (
+    Effect("rollout.vllm.", lambda d: d.recipe.rollout.engine == "vllm", 'rollout.engine = "vllm"'),
+    Effect(
+        "rollout.token_budget",
+        lambda d: d.recipe.rollout.engine == "torch",
+        'rollout.engine = "torch" (vLLM\'s cache is rollout.vllm.kv_cache_gib)',
+    ),
+    Effect("rollout.vllm.address", lambda d: d.recipe.rollout.vllm.mode == "server", 'rollout.vllm.mode = "server"'),
+    Effect(
+        "rollout.vllm.python",
+        lambda d: not d.recipe.rollout.vllm.address,
+        "a worker to start, and rollout.vllm.address names one that runs",
+    ),
+    Effect(
+        "rollout.vllm.devices",
+        lambda d: d.recipe.rollout.vllm.mode == "server" and not d.recipe.rollout.vllm.address,
+        'rollout.vllm.mode = "server" and no rollout.vllm.address',
+    ),
     Effect("model.tiny.", lambda d: d.recipe.model.source == "tiny", 'model.source = "tiny"'),
     Effect(
         "rollout.max_episode_tokens",

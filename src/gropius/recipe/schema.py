@@ -121,9 +121,31 @@ class RewardPoolTable(Table):
     deadline_s: Positive = Field(10.0, description="seconds for one call, from the start of its work")
 
 
+class VllmTable(Table):
+    """`[rollout.vllm]`: how vLLM is run (`rollout.engine = "vllm"`; docs/vllm.md)."""
+
+    mode: Literal["colocated", "server"] = Field(
+        "colocated", description="on the trainer's device, asleep while it trains; or beside it, on its own"
+    )
+    python: str = Field("", description="interpreter of the environment that has vLLM; empty = the one that trains")
+    address: str = Field("", description="Unix socket of a server that runs already; empty = one is started")
+    devices: str = Field("", description="CUDA_VISIBLE_DEVICES of the worker; empty = the trainer's")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto = model.dtype")
+    max_model_len: CountOrZero = Field(0, description="prompt plus response, tokens; 0 = the model's context")
+    max_num_seqs: Count = Field(256, description="responses decoded at a time at most")
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.4, description="share of the GPU's memory for weights and cache together"
+    )
+    kv_cache_gib: NotNegative = Field(0.0, description="cache memory; 0 = what the share leaves, on a CPU 1 GiB")
+    enforce_eager: bool = Field(False, description="compile nothing: a faster start, slower decoding")
+    start_timeout_s: Positive = Field(600.0, description="seconds until the engine must be ready")
+    hang_s: Positive = Field(300.0, description="seconds of silence after which a busy engine is given up")
+
+
 class RolloutTable(Table):
     """`[rollout]`: how a batch of groups is drawn."""
 
+    engine: Literal["torch", "vllm"] = Field("torch", description="what draws: this package's engine, or vLLM")
     prompts: Count = Field(8, description="groups in a batch")
     group_size: Count = Field(8, description="siblings in a group")
     max_tokens: Count = Field(64, description="new tokens of one model turn at most, the stop token included")
@@ -139,6 +161,7 @@ class RolloutTable(Table):
     token_budget: Count | None = Field(None, description="tokens that the engine holds in its cache at once")
     refill_attempts: Count = Field(4, description="further batches drawn at most to replace dead groups")
     grow_limit: Count | None = Field(None, description="siblings at most of an all-failed group that is grown")
+    vllm: VllmTable = VllmTable()
 
 
 class TrainTable(Table):
@@ -268,6 +291,7 @@ TABLES: dict[tuple[str, ...], type[Table]] = {
     ("reward",): RewardTable,
     ("reward_pool",): RewardPoolTable,
     ("rollout",): RolloutTable,
+    ("rollout", "vllm"): VllmTable,
     ("train",): TrainTable,
     ("sft",): SftTable,
     ("eval",): EvalTable,

@@ -32,6 +32,10 @@ class Engine(Protocol):
         """The weights changed: drop every cache; completions from here on carry this version and digest."""
         ...
 
+    def rest(self) -> None:
+        """No response is wanted until the next `set_policy`: memory may be given back."""
+        ...
+
     async def close(self) -> None:
         """Give back what is held. Waiting calls end with EngineError."""
         ...
@@ -120,6 +124,9 @@ class ScriptedEngine:
     def set_policy(self, version: int, digest: str) -> None:
         """Stamp later completions."""
         self.version, self.digest = version, digest
+
+    def rest(self) -> None:
+        """There is nothing to give back."""
 
     async def close(self) -> None:
         """From here on every call is refused."""

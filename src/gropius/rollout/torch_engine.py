@@ -116,6 +116,9 @@ class TorchEngine:
         self._path.refresh()
         self._version, self._digest = version, digest
 
+    def rest(self) -> None:
+        """The cache is kept: it is small beside the trainer's activations, and the next step needs it again."""
+
     async def close(self) -> None:
         """End all waiting calls with EngineError and refuse later ones."""
         self._dead = self._dead or "the engine was closed"

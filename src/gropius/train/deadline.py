@@ -70,6 +70,10 @@ class WatchedEngine:
         """The trainer's weights changed."""
         self.engine.set_policy(version, digest)
 
+    def rest(self) -> None:
+        """Nothing is wanted for a while."""
+        self.engine.rest()
+
     async def close(self) -> None:
         """End it."""
         await self.engine.close()

@@ -126,6 +126,7 @@ def all_rounds(run: Run) -> Path:
     for step in range(state.step + 1, plan.train.steps + 1):
         start = time.perf_counter()
         batch = asyncio.run(sample(run, order, step))
+        run.player.engine.rest()
         drawn = time.perf_counter()
         require_own_weights(run, batch)
         reached("step.sampled")

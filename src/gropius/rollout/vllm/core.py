@@ -36,8 +36,10 @@ from gropius.rollout.sampler import Rules, draw
 from gropius.rollout.streams import stream_key, uniforms
 from gropius.rollout.vllm.weights import Named
 from gropius.rollout.vllm.worker import Tokens
+from gropius.types import Sampling
 
 CPU_BLOCK = 32  # positions of a cache block; its own default of 128 is longer than most prompts, and shares none
+CPU_CACHE_GIB = 1.0
 KEY = "gropius"
 
 
@@ -78,8 +80,8 @@ class OwnDraw(LogitsProcessor):  # type: ignore[misc]
                 rows[a] = other
         self._keys = [rows[index][0] for index in range(batch_update.batch_size)]
         asked = [self.requests[key] for key in self._keys]
-        self._rules = Rules(*(np.array(column) for column in zip(*(r["rules"] for r in asked), strict=True)))
-        self._streams = np.stack([stream_key(r["stream"]) for r in asked])
+        self._rules = Rules.of([Sampling(r["limit"], *r["rules"]) for r in asked])
+        self._streams = np.array([stream_key(r["stream"]) for r in asked], np.uint64).reshape(-1, 4)
         self._offsets = np.array([r["offset"] for r in asked], np.int64)
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
@@ -220,8 +222,9 @@ def _arguments(options: Mapping[str, Any], folder: Path, sleeps: bool) -> dict[s
         "logits_processors": [OwnDraw],
         "seed": options["seed"],
     }
-    if options["kv_cache_gib"]:
-        arguments["kv_cache_memory_bytes"] = int(options["kv_cache_gib"] * (1 << 30))
+    cache_gib = options["kv_cache_gib"] or (CPU_CACHE_GIB if current_platform.is_cpu() else 0.0)
+    if cache_gib:
+        arguments["kv_cache_memory_bytes"] = int(cache_gib * (1 << 30))
     if current_platform.is_cpu():
         arguments["block_size"] = CPU_BLOCK
     return arguments
