@@ -97,7 +97,7 @@ class TestUselessKeys:
         (("rollout.engine=vllm", "rollout.token_budget=4096"), "rollout.token_budget"),
         (("rollout.engine=vllm", "rollout.vllm.address=/run/s"), "rollout.vllm.address"),
         (("rollout.engine=vllm", *SERVER, "rollout.vllm.python=/p"), "rollout.vllm.python"),
-        (("rollout.engine=vllm", "rollout.vllm.devices=1"), "rollout.vllm.devices"),
+        (("rollout.engine=vllm", 'rollout.vllm.devices="1"'), "rollout.vllm.devices"),
     )
 
     @pytest.mark.parametrize(("settings", "key"), CASES)
