@@ -20,6 +20,7 @@ from gropius.models.chat import ChatFormat
 from gropius.models.load import LoadedModel, load_model, save_model
 from gropius.models.tiny import TinyShape
 from gropius.objective.spec import Objective
+from gropius.plan.counts import PassCounts
 from gropius.recipe import from_dict
 from gropius.recipe.capacity import Machine, refuse_what_cannot_fit
 from gropius.recipe.resolve import Resolved
@@ -36,7 +37,7 @@ from gropius.rollout.vllm.open import Trainer, open_vllm
 from gropius.sandbox.base import TIERS
 from gropius.sandbox.tiers import open_sandbox
 from gropius.tasks import TaskSet, load_tasks
-from gropius.train import ending, keep, loop, memory, randomness
+from gropius.train import ending, keep, loop, memory, pass_rates, randomness
 from gropius.train import resume as continuing
 from gropius.train.checkpoint import Snapshot, weight_digest
 from gropius.train.evaluate import HeldOut
@@ -313,14 +314,9 @@ def _run(resolved: Resolved, parts: _Parts, writer: RunWriter, progress: Progres
 def _warm_start(resolved: Resolved, parts: _Parts, progress: Progress, stop: StopRequest | None = None) -> None:
     s = resolved.sft
     settings = OptimiserSettings(
-        learning_rate=s.learning_rate,
-        total_steps=s.steps,
-        warmup_steps=s.warmup_steps,
-        schedule=s.schedule,
-        final_ratio=s.final_ratio,
-        weight_decay=s.weight_decay,
-        grad_clip=s.grad_clip,
-    )
+        learning_rate=s.learning_rate, total_steps=s.steps, warmup_steps=s.warmup_steps, schedule=s.schedule,
+        final_ratio=s.final_ratio, weight_decay=s.weight_decay, grad_clip=s.grad_clip,
+    )  # fmt: skip
     learner = _learner(resolved, parts, imitation(), settings)
     learner.settings = LearnerSettings(pack_tokens=resolved.train.pack_tokens)
 
@@ -369,6 +365,16 @@ def invariance(resolved: Resolved, progress: Progress) -> list[Invariance]:
         parts.player.engine.set_policy(0, weight_digest(parts.loaded.model))
         batch = asyncio.run(one_batch(resolved, parts.loaded, parts.player, learner))
         return invariances(learner.forward, resolved.objective, learner.settings, batch)
+
+
+def pass_counts(resolved: Resolved, prompts: int, progress: Progress) -> PassCounts:
+    """How often the recipe's model, warm-started where it says so, solves `prompts` of its own tasks."""
+    randomness.seed_all(resolved.seed)
+    with closing(_parts(resolved, progress)) as parts:
+        if resolved.sft.steps:
+            _warm_start(resolved, parts, progress)
+        parts.player.engine.set_policy(0, weight_digest(parts.loaded.model))
+        return asyncio.run(pass_rates.pass_counts(resolved, parts.loaded, parts.player, prompts))
 
 
 def _machine(resolved: Resolved, loaded: LoadedModel) -> Machine:

@@ -1,4 +1,4 @@
-"""`gropius plan [SOURCE]`: group size against number of prompts, and what a run costs."""
+"""`gropius plan [SOURCE] [--probe N]`: group size against number of prompts, and what a run costs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gropius.cli.options import Json
+from gropius.cli import pass_rates
+from gropius.cli.options import Json, TrustCode
 from gropius.cli.output import number, print_json, print_table, print_text, say
 from gropius.errors import UsageError
 
@@ -23,7 +24,12 @@ BAR = 40
 
 def command(
     source: Annotated[
-        Path | None, typer.Argument(metavar="[SOURCE]", help="A run folder, or a JSON file of solved counts.")
+        Path | None,
+        typer.Argument(metavar="[SOURCE]", help="A run folder, a JSON file of solved counts, or a recipe to probe."),
+    ] = None,
+    probe: Annotated[
+        int | None,
+        typer.Option("--probe", min=2, metavar="N", help="Draw N groups of a recipe's own tasks and plan from them."),
     ] = None,
     budget: Annotated[
         str | None, typer.Option("--budget", metavar="N", help="Of a step: 512 (responses) or 65536tokens.")
@@ -36,23 +42,37 @@ def command(
         typer.Option("--machine", metavar="NAME", help="Cost: h100, 8xh100, …, probe, or run (as SOURCE measured)."),
     ] = "probe",
     settings: Annotated[
-        list[str], typer.Option("--set", metavar="KEY=VALUE", help="Any key of the plan, e.g. --set group_sizes=[4,8].")
+        list[str],
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Any key of the plan, e.g. group_sizes=[4,8]; of a recipe, with its table.",
+        ),
     ] = [],  # noqa: B006
+    trust_code: TrustCode = False,
     as_json: Json = False,
 ) -> None:
     """Weigh group size against prompts from measured pass rates; with --model, count time and memory of a run."""
     if source is None and model is None:
-        raise UsageError("give a run folder or a file of counts, or --model for the cost of a run, or both")
+        raise UsageError(
+            "give a run folder, a file of counts or a recipe (gropius plan RECIPE --probe 64), or --model for the cost "
+            "of a run, or both"
+        )
     report: dict[str, Any] = {}
-    asked = _question(settings)
+    own, of_recipe = pass_rates.divided(settings)
+    asked = _question(own)
     split, live, tokens = (8, 8), 1.0, 0.0
     if source is not None:
-        plan, phases, notes = _split(source, budget, asked, any(s.startswith("objective=") for s in settings))
+        measured = pass_rates.measure(source, probe, of_recipe, trust_code)
+        plan, phases = _split(measured, budget, asked, any(s.startswith("objective=") for s in own))
+        notes = list(measured.notes)
         split, live = (plan.row.prompts, plan.row.group_size), 1 - plan.row.dead.value
         tokens = plan.budget.response_tokens
-        report["plan"] = {**plan.as_dict(), "schedule": [vars(p) for p in phases], "notes": notes}
+        report["plan"] = {**plan.as_dict(), "schedule": [p.as_dict() for p in phases], "notes": notes}
         if not as_json:
             _print_plan(plan, phases, notes)
+    elif probe is not None:
+        raise UsageError("--probe draws the tasks of a recipe; name one: gropius plan RECIPE --probe 64")
     elif budget is not None:
         raise UsageError("--budget splits measured pass rates; give a run folder or a file of counts as well")
     if model is not None:
@@ -72,36 +92,23 @@ def _question(settings: list[str]) -> Question:
 
 
 def _split(
-    source: Path, budget: str | None, asked: Question, chosen: bool
-) -> tuple[Plan, tuple[Phase, ...], list[str]]:
-    """The plan, its schedule, and notes. chosen: the objective was asked for, so that of the run does not count."""
+    measured: pass_rates.Measured, budget: str | None, asked: Question, chosen: bool
+) -> tuple[Plan, tuple[Phase, ...]]:
+    """The plan and its schedule. chosen: the objective was asked for, so that of the run does not count."""
     from gropius.objective.presets import resolve
-    from gropius.plan.counts import read_counts
     from gropius.plan.question import budget as read_budget
     from gropius.plan.question import scale_of
-    from gropius.plan.recorded import as_recorded, from_run
     from gropius.plan.split import plan_split, schedule
 
-    if source.suffix == ".toml" or not source.exists():
-        raise UsageError(
-            f"{source}: no run folder and no file of counts. To measure a recipe's pass rates, draw one step and plan "
-            f"from its run: gropius train {source.stem} --set train.steps=1"
-        )
-    known: dict[str, Any] = {}
-    notes: list[str] = []
-    if source.is_dir():
-        measured, notes = from_run(source)
-        known = dict(as_recorded(source))
-    else:
-        measured = read_counts(source)
-    written = known.pop("objective", {})
+    written = measured.objective
     fields = {k: x for k, x in written.items() if k != "preset"}
     objective = resolve(asked.objective) if chosen or not written else resolve(written.get("preset"), fields)
     scale, note = scale_of(objective)
-    notes += [note] if note else []
-    spend = read_budget(budget or str(known.get("budget", 512)), asked, measured.response_tokens)
-    plan = plan_split(measured, spend, asked.group_sizes, scale, asked.seed)
-    return plan, schedule(measured, spend, asked.group_sizes, seed=asked.seed), notes
+    measured.notes.extend([note] if note else [])
+    counts = measured.counts
+    spend = read_budget(budget or str(measured.budget or 512), asked, counts.response_tokens)
+    plan = plan_split(counts, spend, asked.group_sizes, scale, asked.seed)
+    return plan, schedule(counts, spend, asked.group_sizes, seed=asked.seed)
 
 
 def _cost(
@@ -179,14 +186,27 @@ def _print_plan(plan: Plan, phases: tuple[Phase, ...], notes: list[str]) -> None
     print_text("", *bars(plan), "", f"take {plan.row.prompts} prompts x {plan.recommended}:")
     print_text(*(f"  {reason}" for reason in plan.reasons))
     if len(phases) > 1:
-        print_text("", "schedule from the trend of pass rates:")
-        for phase in phases:
-            origin = "measured" if phase.measured else "extrapolated"
-            print_text(
-                f"  from step {phase.step}: {phase.prompts} prompts x {phase.group_size} "
-                f"(pass rate {phase.pass_rate:.2f}, {origin})"
-            )
+        _print_schedule(phases)
     print_text(*(f"note: {note}" for note in notes))
+
+
+def _print_schedule(phases: tuple[Phase, ...]) -> None:
+    """A table of the windows with a bar of the pass rate, and in words when to change the group size."""
+    from gropius.plan.split import changes
+
+    print_text("", "the trend of pass rates, and the group size for it:")
+    rows = [
+        (f"{p.step}", f"{'█' * round(BAR * p.pass_rate.value / 2)}".ljust(BAR // 2, "·"),
+         "measured" if p.measured else "extrapolated", f"{p.pass_rate.value:.2f}",
+         f"{p.pass_rate.low:.2f}-{p.pass_rate.high:.2f}", str(p.group_size), str(p.prompts))
+        for p in phases
+    ]  # fmt: skip
+    print_table(("from step", "pass rate", "", "", "95 %", "group size", "prompts"), rows, left=3)
+    told = changes(phases)
+    if len(told) == 1:
+        print_text(f"keep {told[0].group_size} siblings throughout")
+    else:
+        print_text(*(f"from step {p.step}: {p.prompts} prompts x {p.group_size}" for p in told))
 
 
 def bars(plan: Plan) -> list[str]:

@@ -247,13 +247,19 @@ def _strict(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Phase:
-    """From `step` on: this group size and number of prompts. measured: False for an extrapolated phase."""
+    """From `step` on: this group size and number of prompts. pass_rate: of the fitted population, 95 % interval of the
+    prompts measured. measured: False for an extrapolated phase.
+    """
 
     step: int
-    pass_rate: float
+    pass_rate: Interval
     group_size: int
     prompts: int
     measured: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**vars(self), "pass_rate": self.pass_rate.as_dict()}
 
 
 def schedule(
@@ -264,7 +270,8 @@ def schedule(
     The recorded steps are cut into windows, each fitted and planned on its own; two further windows are extrapolated
     by a straight line through the logit of the mean pass rate, which moves every component's mean and keeps its
     concentration.
-    Without at least two different steps there is no trend and the answer is one phase.
+    Phases that keep the group size stay in the answer; `changes` leaves them out. Without at least two different steps
+    there is no trend and the answer is one phase.
     """
     order = np.unique(measured.step)
     parts = np.array_split(order, min(windows, len(order)))
@@ -278,16 +285,17 @@ def schedule(
         for ahead in (1, 2):
             moved = _shift(fits[-1], slope * width * ahead)
             phases.append(_phase(int(order[-1]) + 1 + int(width * (ahead - 1)), moved, budget, group_sizes, False))
-    merged: list[Phase] = []
-    for phase in phases:
-        if not merged or merged[-1].group_size != phase.group_size:
-            merged.append(phase)
-    return tuple(merged)
+    return tuple(phases)
+
+
+def changes(phases: Sequence[Phase]) -> tuple[Phase, ...]:
+    """The phases at which the group size changes, the first one always."""
+    return tuple(p for i, p in enumerate(phases) if i == 0 or p.group_size != phases[i - 1].group_size)
 
 
 def _phase(step: int, fitted: Fit, budget: Budget, group_sizes: Sequence[int], measured: bool) -> Phase:
     chosen = plan_split(fitted, budget, group_sizes)
-    return Phase(step, float(fitted.mixture.mean), chosen.recommended, chosen.row.prompts, measured)
+    return Phase(step, chosen.pass_rate, chosen.recommended, chosen.row.prompts, measured)
 
 
 def _shift(fitted: Fit, logits: float) -> Fit:
