@@ -14,6 +14,7 @@ from gropius import build
 from gropius.cli.main import main
 from gropius.errors import DataError
 from gropius.plan.recorded import from_run
+from gropius.train import pass_rates
 from gropius.train.pass_rates import counted
 from gropius.train.progress import Silent
 from gropius.types import Episode, Group, Outcome, Task, Turn, Verdict, scored, void
@@ -34,7 +35,7 @@ def test_the_probe_finds_the_pass_rates_of_the_first_step_of_training(tmp_path: 
 
 def test_more_prompts_than_a_step_has_are_drawn_in_several_rounds_and_each_task_once(tmp_path: Path) -> None:
     drawn: list[str] = []
-    honest = build.pass_rates.collect
+    honest = pass_rates.collect
 
     async def collect(tasks, plan, player):  # type: ignore[no-untyped-def]
         drawn.extend(task.key for task in tasks)
@@ -42,7 +43,7 @@ def test_more_prompts_than_a_step_has_are_drawn_in_several_rounds_and_each_task_
         return await honest(tasks, plan, player)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(build.pass_rates, "collect", collect)
+        patched.setattr(pass_rates, "collect", collect)
         counts = build.pass_counts(small_recipe(tmp_path, 'data.options={"digits"=1,"rows"=[10,2]}'), 64, Silent())
     assert len(counts.solved) == 10 and sorted(set(drawn)) == sorted(drawn) and (counts.sampled == 4).all()
     assert not any(tmp_path.iterdir())
