@@ -1,4 +1,8 @@
-"""What every engine promises, over all engines: scripted, in-process on its own decode path, and on transformers'."""
+"""What every engine promises, over all engines: scripted, in-process on its own path and on transformers', vLLM.
+
+The protocol that vLLM is reached by is held with an imitation in its place; vLLM itself is among the slow tests, where
+GROPIUS_VLLM_PYTHON names an interpreter that has it.
+"""
 
 import asyncio
 import math
@@ -8,6 +12,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from tests.rollout.vllm import benches
 from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
@@ -24,6 +29,7 @@ from gropius.models.load import LoadedModel
 from gropius.models.tiny import tiny_tokenizer
 from gropius.rollout.engine import Engine, ScriptedEngine
 from gropius.rollout.torch_engine import TorchEngine
+from gropius.rollout.vllm.engine import VllmEngine
 from gropius.types import Request, Sampling
 
 VOCABULARY, CONTEXT = 104, 48
@@ -32,6 +38,7 @@ SHAPE = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": CONTEXT,
     "initializer_range": 0.3, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3,
 }  # fmt: skip
+WIDE = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
 CONFIGS = {
     "llama": lambda: LlamaConfig(**SHAPE, attention_bias=True, mlp_bias=True),
     "qwen2": lambda: Qwen2Config(**SHAPE),
@@ -42,17 +49,25 @@ CONFIGS = {
         query_pre_attn_scalar=16,
     ),
     "mistral": lambda: MistralConfig(**SHAPE, head_dim=8, sliding_window=6),
+    # vLLM has no heads narrower than 32 on a CPU
+    "llama-wide": lambda: LlamaConfig(**SHAPE | WIDE, attention_bias=True, mlp_bias=True),
+    "qwen3-wide": lambda: Qwen3Config(**SHAPE | WIDE, tie_word_embeddings=True),
+    "mistral-wide": lambda: MistralConfig(**SHAPE | WIDE, sliding_window=6),
     "gpt2": lambda: GPT2Config(
         vocab_size=VOCABULARY, n_positions=CONTEXT, n_embd=32, n_layer=2, n_head=4, initializer_range=0.3,
         attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0, pad_token_id=0, bos_token_id=2, eos_token_id=3,
     ),
 }  # fmt: skip
+IN_PROCESS = [name for name in CONFIGS if not name.endswith("wide")]
+VLLM = tuple(f"{name}/vllm" for name in CONFIGS if name.endswith("wide"))
 ENGINES = (
     "scripted",
-    *(f"{name}/own" for name in CONFIGS if name not in ("gemma3", "gpt2")),
-    *(f"{name}/transformers" for name in CONFIGS),
+    *(f"{name}/own" for name in IN_PROCESS if name not in ("gemma3", "gpt2")),
+    *(f"{name}/transformers" for name in IN_PROCESS),
+    *(f"{name}/imitation" for name in ("llama", "qwen3")),
 )
 MODELS = tuple(name for name in ENGINES if name != "scripted")
+SLOW = tuple(pytest.param(name, marks=pytest.mark.slow) for name in VLLM)
 
 
 @cache
@@ -98,20 +113,32 @@ def bench_of(name: str, **settings) -> Bench:
         )
         return Bench(engine, lambda ids, length: scripted_policy(ids[:length], ids[length:]))
     architecture, path = name.split("/")
+    if path in ("imitation", "vllm"):
+        engine = worker_engine(name)
+        engine.set_policy(0, "")
+    else:
+        engine = TorchEngine(loaded(architecture), path=path, **settings)
 
     @torch.no_grad()
     def logits_after(ids, length):
         return model_of(architecture)(torch.tensor([ids]), use_cache=False).logits[0, -1].double().numpy()
 
-    return Bench(TorchEngine(loaded(architecture), path=path, **settings), logits_after)
+    return Bench(engine, logits_after)
 
 
-@pytest.fixture(params=ENGINES)
+@cache
+def worker_engine(name: str) -> VllmEngine:
+    """Started once; the last test closes it."""
+    architecture, path = name.split("/")
+    return (benches.in_thread if path == "imitation" else benches.on_vllm)(loaded(architecture))
+
+
+@pytest.fixture(params=[*ENGINES, *SLOW])
 def bench(request) -> Bench:
     return bench_of(request.param)
 
 
-@pytest.fixture(params=MODELS)
+@pytest.fixture(params=[*MODELS, *SLOW])
 def model_bench(request) -> Bench:
     return bench_of(request.param)
 
@@ -307,5 +334,6 @@ def test_a_cancelled_request_leaves_and_its_neighbours_are_untouched(bench):
 
 def test_a_closed_engine_refuses(bench):
     asyncio.run(bench.engine.close())
+    worker_engine.cache_clear()
     with pytest.raises(EngineError, match="closed"):
         bench.draw(Request(prompt(3), Sampling(2), (0,)))

@@ -41,9 +41,6 @@ def end_all() -> None:
 
 def serve(make_core: Any) -> None:
     """Do what the command line says with a maker of cores."""
-    from gropius.rollout.vllm.wire import Wire
-    from gropius.rollout.vllm.worker import Server
-
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--socket", type=int, help="an open socket, handed over by the trainer")
     parser.add_argument("--parent", type=int, help="the trainer's process")
@@ -51,6 +48,9 @@ def serve(make_core: Any) -> None:
     arguments = parser.parse_args()
     if arguments.socket is not None:
         _die_with(arguments.parent)
+        from gropius.rollout.vllm.wire import Wire
+        from gropius.rollout.vllm.worker import Server
+
         Server(Wire(socket.socket(fileno=arguments.socket))).serve(make_core, end_all)
         return
     if not arguments.listen:

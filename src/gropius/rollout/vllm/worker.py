@@ -92,7 +92,7 @@ class Server:
 
     def __init__(self, wire: Wire, mailbox: Mapping[str, list[Named]] | None = None) -> None:
         self.wire = wire
-        self.mailbox = mailbox or {}  # of a trainer in this process: weights by reference
+        self.mailbox = {} if mailbox is None else mailbox  # of a trainer in this process: weights by reference
         self.incoming: queue.SimpleQueue[tuple[Message, int | None] | None] = queue.SimpleQueue()
         self.open: dict[int, _Open] = {}
         self.stamp: dict[str, Any] = {"version": 0, "digest": ""}
