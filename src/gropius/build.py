@@ -29,13 +29,12 @@ from gropius.records.reader import RunReader
 from gropius.records.sinks import Place, Sinks
 from gropius.records.writer import RunWriter
 from gropius.rewards import InProcessScorer, MixedScorer, PoolSettings, open_scorer
+from gropius.rewards import isolation as isolating
 from gropius.rollout.collect import Player
 from gropius.rollout.fitting import fitting
 from gropius.rollout.torch_engine import TorchEngine
 from gropius.rollout.vllm.engine import VllmEngine
 from gropius.rollout.vllm.open import Trainer, open_vllm
-from gropius.sandbox.base import TIERS
-from gropius.sandbox.tiers import open_sandbox
 from gropius.tasks import TaskSet, load_tasks
 from gropius.train import ending, keep, loop, memory, pass_rates, randomness
 from gropius.train import resume as continuing
@@ -87,22 +86,11 @@ def scorer(resolved: Resolved, found: TaskSet) -> InProcessScorer | MixedScorer:
 
 
 def isolation(resolved: Resolved, found: TaskSet) -> dict[str, Any] | None:
-    """How programs of the model are isolated in this run: the demanded minimum and the tier found; None without any.
+    """How programs of the model are isolated in this run; None without any. See `rewards.isolation`.
 
     Errors: SandboxUnavailable (exit 3) when this machine cannot isolate as demanded.
     """
-    demands = [part["options"].get("minimum", "landlock") for part in reward_parts(resolved, found) if _runs(part)]
-    demands += [found.sandbox] if found.sandbox else []
-    if not demands:
-        return None
-    minimum = min((tier for tier in TIERS if tier in demands), key=TIERS.index)
-    tier = open_sandbox(minimum).tier
-    return {"minimum": minimum, "tier": tier, "unsafe": tier == "none"}
-
-
-def _runs(part: dict[str, Any]) -> bool:
-    part.setdefault("options", {})
-    return bool(part["name"] == "code")
+    return isolating.isolation(reward_parts(resolved, found), found.sandbox)
 
 
 def model(resolved: Resolved, folder: Path | None = None) -> LoadedModel:
@@ -124,6 +112,7 @@ class _Parts:
     tasks: TaskSet
     chat: ChatFormat
     player: Player
+    scorer: InProcessScorer | MixedScorer
     close: Callable[[], None]
     facts: dict[str, Any]
     judge: tuple[str, ...]
@@ -147,16 +136,16 @@ def _parts(resolved: Resolved, progress: Progress, folder: Path | None = None) -
     for line in (*dropped, *found.notes, *loaded.notes, engine.describe(), *described):
         progress.note(line)
     programs = isolation(resolved, found)
-    if programs is not None:
-        unsafe = "; UNSAFE: they run with your rights" if programs["unsafe"] else ""
-        progress.note(f"programs of the model run in: {programs['tier']}{unsafe}")
+    for line in isolating.described(programs):
+        progress.note(line)
     player = Player(engine, chat, found, judge, loaded.context_length)
 
     def close() -> None:
         asyncio.run(engine.close())
         judge.close()
 
-    return _Parts(loaded, found, chat, player, close, {"sandbox": programs} if programs else {}, described)
+    facts = {"sandbox": programs} if programs else {}
+    return _Parts(loaded, found, chat, player, judge, close, facts, described)
 
 
 def _engine(resolved: Resolved, loaded: LoadedModel) -> TorchEngine | VllmEngine:
@@ -235,8 +224,9 @@ def resume(folder: Path, step: int | None, progress: Progress, settings: Sequenc
             for note in continuing.refuse_changes(folder, start, resolved, _origin(resolved, parts)):
                 progress.note(note)
             writer.rewind(start.step, start.metrics_bytes)
-            if settings:
-                writer.describe(document | resolved.as_dict())
+            stamp = isolating.restamped(document.get("sandbox"), parts.facts.get("sandbox"))
+            if settings or stamp != document.get("sandbox"):
+                writer.describe(document | resolved.as_dict() | ({"sandbox": stamp} if stamp else {}))
             if start.snapshot is None and resolved.sft.steps:
                 _warm_start(resolved, parts, progress, stop)
             run = _run(resolved, parts, writer, progress, stop)
@@ -278,6 +268,8 @@ def _put_back(run: Run, snapshot: Snapshot) -> None:
     """Everything of a snapshot; that sampler and trainer agree is measured again, with the weights just loaded."""
     keep.put_back(run, snapshot)
     run.state = State(**snapshot.facts["state"] | {"agreed": False})
+    if run.judge is not None:
+        run.judge.remember(run.state.scorer)
     if run.state.pack_tokens:
         memory.shrink(run, run.state.pack_tokens)
 
@@ -308,6 +300,7 @@ def _run(resolved: Resolved, parts: _Parts, writer: RunWriter, progress: Progres
         origin=_origin(resolved, parts),
         randomness=randomness.capture(),
         watch=Watch(writer.folder, resolved.doctor.pause_on) if resolved.doctor.every else None,
+        judge=parts.scorer,
     )
 
 

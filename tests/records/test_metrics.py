@@ -7,7 +7,8 @@ import random
 import pytest
 
 from gropius.records import METRICS, ResponseRecord, step_metrics
-from gropius.records.metrics import describe
+from gropius.records.metrics import SHOWN_ONLY, describe
+from gropius.types import rejected, scored, void
 
 
 def test_hand_worked_numbers(records: list[ResponseRecord]) -> None:
@@ -49,6 +50,33 @@ def test_every_metric_is_declared(records: list[ResponseRecord]) -> None:
     declared = {name for name, metric in METRICS.items() if metric.made_by == "records" and "PART" not in name}
     assert declared <= made.keys()
     assert describe("rewards/x") is None and describe("no_such") is None
+
+
+def test_a_second_opinion_is_counted_where_both_verifiers_judged(records: list[ResponseRecord]) -> None:
+    pairs = [
+        (scored(1.0), scored(1.0)),
+        (rejected("wrong"), scored(1.0)),
+        (scored(1.0), rejected("wrong")),
+        (rejected("several answers"), rejected("wrong")),
+        (rejected("wrong"), rejected("time")),
+        (void("no gold"), void("no gold")),
+    ]
+    rows = records[: len(pairs)]
+    for record, (ours, other) in zip(rows, pairs, strict=True):
+        object.__setattr__(record, "parts", {"math": ours, "math_verify": other})
+    metrics = step_metrics(rows)
+    assert metrics["second_opinion/disagreement"] == 2 / 4
+    assert metrics["second_opinion/missing"] == pytest.approx(1 / 5)
+    assert step_metrics([])["second_opinion/missing"] is None
+
+
+def test_the_gap_between_shown_and_hidden_tests_is_a_share_of_the_programs(records: list[ResponseRecord]) -> None:
+    outcomes = [scored(1.0), rejected("wrong"), rejected(f"wrong{SHOWN_ONLY}"), void("no isolation")]
+    rows = records[:4]
+    for record, outcome in zip(rows, outcomes, strict=True):
+        object.__setattr__(record, "parts", {"code": outcome})
+    assert step_metrics(rows)["shown_tests_only"] == pytest.approx(1 / 3)
+    assert step_metrics([])["shown_tests_only"] is None
 
 
 def test_the_order_of_rows_has_no_effect(records: list[ResponseRecord]) -> None:

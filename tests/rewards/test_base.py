@@ -75,6 +75,12 @@ def test_a_void_part_makes_the_verdict_void_unless_it_weighs_nothing() -> None:
     assert verdict.parts["watch"].status == "void"
 
 
+def test_a_part_without_weight_never_changes_the_status() -> None:
+    sure, other = RewardPart("sure", 1.0, lambda e: rejected("wrong")), RewardPart("other", 0.0, lambda e: scored(1.0))
+    verdict = run(InProcessScorer([sure, other]), [episode()])[0]
+    assert (verdict.outcome.status, verdict.outcome.value, verdict.parts["other"].value) == ("rejected", 0.0, 1.0)
+
+
 def test_none_is_not_applicable_and_leaves_the_sum() -> None:
     verdict = run(scorer_of(lambda e: None, lambda e: 0.5), [episode()])[0]
     assert verdict.outcome.value == 0.5

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gropius.records.metrics import SHOWN_ONLY
 from gropius.rewards import code as code_reward
 from gropius.rewards.code import NoCode, code, extract_code, outcome_of, with_prompt
 from gropius.sandbox.base import Grade, SandboxUnavailable
@@ -28,9 +29,9 @@ MBPP = {"test_list": ["assert f(1) == 2", "assert f(2) == 3"], "test_setup_code"
 UNUSABLE_MBPP = {367, 927}  # their own solutions do not pass
 
 
-def episode(reply: str, metadata: dict[str, object], answer: str | None = None) -> Episode:
+def episode(reply: str, metadata: dict[str, object], answer: str | None = None, prompt: str = "q") -> Episode:
     turn = Turn("model", np.zeros(1, np.int64), reply)
-    return Episode(Task("t", "q", answer, metadata), "000001-0000", 0, np.zeros(1, np.int64), (turn,), (), "stop")
+    return Episode(Task("t", prompt, answer, metadata), "000001-0000", 0, np.zeros(1, np.int64), (turn,), (), "stop")
 
 
 def fenced(program: str, language: str = "python") -> str:
@@ -82,6 +83,57 @@ def test_the_reward_tells_right_wrong_and_missing_apart() -> None:
     partial = code(wall_s=10.0, partial=True)
     assert partial(episode(fenced("def f(x):\n    return 2\n"), MBPP)).value == 0.5
     assert partial(episode(fenced("def f(x):\n    return 7\n"), MBPP)).status == "rejected"
+
+
+@isolated
+def test_a_program_cannot_put_its_own_names_around_a_question() -> None:
+    tests = {"entry_point": "f", "test": "assert isinstance(f(1), list)\nassert all(f(1))\nassert not any(f(2))"}
+    cheat = "isinstance = all = lambda *_: True\nany = lambda *_: False\ndef f(x):\n    return 0\n"
+    honest = "def f(x):\n    return [x == 1]\n"
+    reward = code(wall_s=10.0)
+    assert reward(episode(fenced(honest), tests)).value == 1.0
+    assert reward(episode(fenced(cheat), tests)).status == "rejected"
+
+
+@isolated
+@pytest.mark.parametrize(
+    "test",
+    [
+        "def check(c): assert c(1) == 2",
+        "def check (candidate):\n    for n in range(3):\n        assert candidate(n) == n + 1",
+        "def test_a():\n    for n in (1, 2):\n        assert f(n) == n + 1\ndef test_b():\n    assert f(3) == 4",
+        "ONE = 1\ndef check(candidate):\n    assert candidate(ONE) == 2",
+        "for n in range(3): assert f(n) == n + 1",
+    ],
+)
+def test_tests_of_every_form_tell_right_from_wrong(test: str) -> None:
+    task = {"entry_point": "f", "test": test}
+    assert code(wall_s=10.0)(episode(fenced(GOOD), task)).value == 1.0
+    assert code(wall_s=10.0)(episode(fenced("def f(x):\n    return 9\n"), task)).reason == "wrong"
+
+
+@pytest.mark.parametrize("test", ["def helper(x):\n    assert f(x) == 1", "x = 1", "class Tests: pass"])
+def test_tests_that_check_nothing_are_void_and_never_passed(test: str) -> None:
+    outcome = code()(episode(fenced(GOOD), {"entry_point": "f", "test": test}))
+    assert outcome.status == "void" and "checks nothing" in outcome.reason
+
+
+@isolated
+def test_a_table_of_the_shown_tests_is_told_from_other_wrong_programs() -> None:
+    prompt = "Write f that adds one.\nassert f(1) == 2"
+    table, wrong = "def f(x):\n    return {1: 2}[x]\n", "def f(x):\n    return 7\n"
+    reward, partial = code(wall_s=10.0), code(wall_s=10.0, partial=True)
+    hidden_first = {"test_list": ["assert f(2) == 3", "assert f(1) == 2"]}
+    for tests in (MBPP, hidden_first):
+        assert reward(episode(fenced(table), tests, prompt=prompt)).reason == f"error: KeyError{SHOWN_ONLY}"
+        assert reward(episode(fenced(wrong), tests, prompt=prompt)).reason == "wrong"
+        assert reward(episode(fenced(GOOD), tests, prompt=prompt)).value == 1.0
+        assert partial(episode(fenced(table), tests, prompt=prompt)).value == 0.5
+    assert reward(episode(fenced(table), MBPP)).reason == "error: KeyError"
+    cases = {"inputs": ["5 6\n", "1 2\n"], "outputs": ["11\n", "3\n"]}
+    told = "Add two numbers.\nInput:\n1 2\nOutput:\n3\n"
+    assert reward(episode(fenced("print(3)\n"), cases, prompt=told)).reason == f"wrong{SHOWN_ONLY}"
+    assert reward(episode(fenced("print(4)\n"), cases, prompt=told)).reason == "wrong"
 
 
 @isolated

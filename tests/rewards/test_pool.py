@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import textwrap
 from collections.abc import Callable, Iterator
@@ -71,6 +72,12 @@ def not_finite(episode):
 
 def never(episode):
     raise ValueError("broken from the start")
+
+def avoids(episode):
+    from gropius.types import void
+    if episode.completion == "x": return void("no gold")
+    if episode.completion == "raise": raise ValueError("no")
+    return 1.0
 
 def leaks(episode):
     global kept
@@ -164,6 +171,24 @@ def test_a_value_that_is_not_finite_is_void(pool) -> None:
 def test_a_function_that_never_works_halts(pool) -> None:
     with pytest.raises(RewardError, match="broken from the start"):
         score(pool("never"), "a", "b")
+
+
+def test_a_void_that_a_function_gives_is_an_answer_and_no_lost_call(pool) -> None:
+    scorer = pool("avoids")
+    assert values(score(scorer, *(["x"] * 70))) == [None] * 70
+    counts = scorer.counts
+    assert (counts.voids, counts.faults, counts.lost(), counts.calls) == (70, 0, 0, 70)
+    assert values(score(scorer, "fine", "raise")) == [1.0, None]
+    assert (counts.voids, counts.faults) == (70, 1)
+
+
+def test_faults_go_on_being_counted_after_a_pause(pool) -> None:
+    before, after = pool("avoids"), pool("avoids")
+    assert values(score(before, "fine", *(["raise"] * 40))) == [1.0, *[None] * 40]
+    after.remember(json.loads(json.dumps(before.memory())))
+    with pytest.raises(RewardError, match="every one of 24"):
+        score(after, *(["raise"] * 24))
+    assert after.counts.faults == 64
 
 
 def test_a_missing_function_halts_by_name(pool) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gropius.sandbox.base import PROTOCOL, TYPE, WRONG
 from gropius.sandbox.driver import make_encoder
-from gropius.sandbox.questions import NotAQuestion, questions_of
+from gropius.sandbox.questions import NotAQuestion, as_check, questions_of
 from gropius.sandbox.seccomp import build_filter
 from gropius.sandbox.session import ProgramFailed
 from gropius.sandbox.values import decode, difference, near, to_source
@@ -75,24 +75,39 @@ def test_a_forged_value_is_a_breach_of_protocol(forged: object) -> None:
 
 def test_assertions_become_questions_without_their_answers() -> None:
     asked = questions_of(
-        "assert f(1, [2]) == {'a': (1, 2)}\nassert f(x=1)\nassert not f(2)\nassert abs(f(3) - 2.5) < 1e-6"
+        "assert f(1, [2]) == {'a': (1, 2)}\nassert f(x=1)\nassert not f(2)\nassert abs(f(3) - 2.5) < 1e-6", "f"
     )
     assert [q.ask for q in asked] == ["f(1, [2])", "True if (f(x=1)) else False", "not (f(2))", "f(3)"]
     assert asked[0].expected == {"a": (1, 2)}
     assert [q.judge(v) for q, v in zip(asked, [{"a": (1, 2)}, True, True, 2.5], strict=True)] == [""] * 4
-    inside = questions_of(
-        "def check(candidate):\n    assert candidate(2) == 3, 'text'\n    assert True", ("candidate", "g")
-    )
+    inside = questions_of("def check(candidate):\n    assert candidate(2) == 3, 'text'\n    assert True", "g")
     assert [(q.ask, q.expected) for q in inside] == [("g(2)", 3)]
+    assert [q.ask for q in questions_of("def check(c): assert c(2) == 3", "g")] == ["g(2)"]
+    assert [q.ask for q in questions_of("def test_g(): assert g(2) == 3", "g")] == ["g(2)"]
 
 
 @pytest.mark.parametrize(
     "source",
-    ["for i in range(3):\n    assert f(i) == i", "assert f(1) == g(1)", "x = f(1)\nassert x == 1", "assert f(1) == ("],
-)
+    ["for i in range(3):\n    assert f(i) == i", "assert f(1) == g(1)", "x = f(1)\nassert x == 1", "assert f(1) == (",
+     "LIMIT = 3\ndef check(candidate):\n    assert candidate(LIMIT) == 3",
+     "def check(candidate, other):\n    assert candidate(1) == 3",
+     "assert isinstance(f(1), int)", "assert all(f(1))", "assert not any(f(1))", "assert is_right(f(1)) == True"],
+)  # fmt: skip
 def test_other_tests_are_not_split(source: str) -> None:
     with pytest.raises(NotAQuestion):
-        questions_of(source)
+        questions_of(source, "f")
+
+
+def test_tests_that_run_themselves_run_whatever_their_form() -> None:
+    for source in ("for i in range(3):\n    assert f(i) == i", "def check (candidate):\n    for i in (1, 2): assert i"):
+        scope: dict[str, object] = {}
+        exec(as_check(source), scope)
+        assert callable(scope["check"])
+    both = as_check("def test_a():\n    assert f(1)\ndef test_b():\n    assert f(2)")
+    assert both.endswith("def check(candidate):\n    test_a()\n    test_b()")
+    for nothing in ("x = 1", "def helper(x): assert x", "class A: pass", ""):
+        with pytest.raises(ValueError, match="checks nothing"):
+            as_check(nothing)
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,10 @@ from small import run_small, small_recipe
 from gropius import build
 from gropius.errors import RecipeError, SafetyRefusal
 from gropius.records.reader import RunReader
+from gropius.rewards.isolation import restamped
 from gropius.sandbox.tiers import probe
+from gropius.train.card import isolation
+from gropius.train.progress import Silent
 
 QUIET = ("eval.before=false", "eval.after=false", "train.steps=1")
 TOOL = ('data.source="python_tool"', 'data.options={rows=[8,4],calls=1}', 'reward=[{name="environment"}]',
@@ -39,6 +43,46 @@ def test_an_unsafe_run_is_possible_only_by_name_and_stamped_as_such(
     unsafe = [word.replace("calls=1}", 'calls=1,minimum="none"}') for word in TOOL]
     resolved = small_recipe(tmp_path, *QUIET, *unsafe)
     assert build.isolation(resolved, build.tasks(resolved)) == {"minimum": "none", "tier": "none", "unsafe": True}
+
+
+def test_libraries_that_evaluate_answers_are_stamped_with_their_tier_and_refused_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for reward, name in (('{name="math",options={second="math-verify"}}', "math_verify"),
+                         ('{name="reasoning_gym"}', "reasoning_gym")):  # fmt: skip
+        resolved = small_recipe(tmp_path, *QUIET, f"reward=[{reward}]")
+        monkeypatch.setattr("gropius.rewards.isolation.landlock_version", lambda: 1)
+        assert build.isolation(resolved, build.tasks(resolved)) == {"scorers": {name: "landlock fork"}}
+        monkeypatch.setattr("gropius.rewards.isolation.landlock_version", lambda: 0)
+        with pytest.raises(SafetyRefusal, match=f"{name} lets a library evaluate"):
+            build.isolation(resolved, build.tasks(resolved))
+
+
+def test_a_run_that_goes_on_elsewhere_is_stamped_with_both_tiers_and_once_unsafe_stays_so(tmp_path: Path) -> None:
+    safe = {"minimum": "none", "tier": "bubblewrap", "unsafe": False}
+    unsafe = {"minimum": "none", "tier": "none", "unsafe": True}
+    assert restamped(safe, safe) == safe and restamped(None, safe) == safe and restamped(safe, None) == safe
+    stamp = restamped(unsafe, safe)
+    assert stamp == {**safe, "unsafe": True, "before": [unsafe]}
+    assert restamped(stamp, safe) == stamp
+    assert restamped(stamp, unsafe)["before"] == [unsafe, {**safe, "unsafe": True}]
+    words = isolation(stamp)
+    assert "`none`, then `bubblewrap`" in words and "with the rights of the user" in words
+    assert isolation({"scorers": {"math_verify": "landlock fork"}}).endswith("ran in tier `landlock fork`.")
+
+
+@needs_isolation
+def test_the_tier_of_the_machine_that_goes_on_is_stamped_into_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = run_small(tmp_path, *QUIET, *TOOL, "train.steps=2", "checkpoint.every=1", "checkpoint.final=false")
+    first = RunReader(folder).resolved()["sandbox"]
+    other = {"minimum": "landlock", "tier": "another", "unsafe": False}
+    monkeypatch.setattr("gropius.rewards.isolation.isolation", lambda parts, environment: other)
+    for path in (folder / "checkpoints").glob("step-000002"):
+        shutil.rmtree(path)
+    build.resume(folder, 1, Silent())
+    assert RunReader(folder).resolved()["sandbox"] == {**other, "before": [first]}
 
 
 @needs_isolation

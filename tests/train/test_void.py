@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from small import run_small
 from gropius import build
 from gropius.errors import RunHalted
 from gropius.records.reader import RunReader
+from gropius.train import resume
 from gropius.train.progress import Silent
 
 QUIET = ("eval.before=false", "eval.after=false", "train.steps=2", "reward_pool.workers=1")
@@ -61,6 +63,33 @@ def test_too_many_voids_halt_with_the_cause_and_the_run_goes_on_when_it_is_mende
     (tmp_path / "broken").unlink()
     build.resume(tmp_path / "small", None, Silent())
     assert reader.steps() == [1, 2]
+
+
+ALL_VOID = "from gropius.types import void\ndef score(episode): return void('no gold')\n"
+
+
+def test_a_step_of_voids_alone_is_said_and_trains_nothing(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(ALL_VOID)
+    reward = f'reward=[{{name="{tmp_path}/mine.py:score"}}]'
+    folder, told = run_small(tmp_path, reward, *QUIET, "void_limit=1.0")
+    said = [note for note in told.notes if "every verdict is void" in note]
+    assert len(said) == 2 and "the weights stay as they are" in said[0] and "no gold" in said[0]
+    metrics = RunReader(folder).metrics_by_step()[2]
+    assert (metrics["void_rate"], metrics["updates"], metrics["reward"]) == (1.0, 0, None)
+
+
+def test_what_the_scorer_counts_survives_a_pause(tmp_path: Path) -> None:
+    folder = train(tmp_path, "checkpoint.every=1")
+    first = counts_at(folder, 1)
+    straight = counts_at(folder, 2)
+    assert (first["calls"], first["voids"], straight["calls"], straight["voids"]) == (16, 4, 32, 8)
+    shutil.rmtree(folder / "checkpoints" / "step-000002")
+    build.resume(folder, 1, Silent())
+    assert counts_at(folder, 2) == straight
+
+
+def counts_at(folder: Path, step: int) -> dict[str, int]:
+    return resume.read(folder, step)[0].facts["state"]["scorer"]["score"]["counts"]
 
 
 def test_the_limit_is_the_recipes_to_set(tmp_path: Path) -> None:

@@ -40,6 +40,8 @@ def step_metrics(records: Sequence[ResponseRecord], num_tokens_before: int = 0) 
     return {
         **_rewards(siblings),
         **_parts(siblings),
+        **_second_opinions(siblings),
+        "shown_tests_only": _shown_only(siblings),
         **_groups(siblings),
         **_lengths(siblings),
         **_tokens(records, num_tokens_before),
@@ -81,6 +83,23 @@ def _parts(records: Sequence[ResponseRecord]) -> dict[str, Number]:
         metrics[f"rewards/{name}/mean"] = _mean(scores)
         metrics[f"rewards/{name}/std"] = statistics.stdev(scores) if len(scores) > 1 else None
     return metrics
+
+
+def _second_opinions(records: Sequence[ResponseRecord]) -> dict[str, Number]:
+    """The verifier `math` beside `math_verify`, where both were asked."""
+    pairs = [(record.parts["math"], record.parts["math_verify"]) for record in records if record.parts.keys() >= _PAIR]
+    pairs = [(ours, other) for ours, other in pairs if ours.status != "void"]
+    judged = [(ours, other) for ours, other in pairs if other.status == "scored" or other.reason == "wrong"]
+    return {
+        "second_opinion/disagreement": _mean([float(ours.status != other.status) for ours, other in judged]),
+        "second_opinion/missing": 1.0 - len(judged) / len(pairs) if pairs else None,
+    }
+
+
+def _shown_only(records: Sequence[ResponseRecord]) -> Number:
+    judged = [record.parts["code"] for record in records if "code" in record.parts]
+    judged = [part for part in judged if part.status != "void"]
+    return _mean([float(part.reason.endswith(SHOWN_ONLY)) for part in judged])
 
 
 def _groups(records: Sequence[ResponseRecord]) -> dict[str, Number]:
@@ -138,6 +157,8 @@ def describe(name: str) -> Metric | None:
     return METRICS.get(name)
 
 
+SHOWN_ONLY = "; the tests shown in the prompt pass"  # ends the reason of a program that fails hidden tests alone
+_PAIR = {"math", "math_verify"}
 GROUP_STATES = ("informative", "all_failed", "all_solved", "all_equal", "singleton", "too_few_valid")
 
 METRICS: dict[str, Metric] = {
@@ -149,6 +170,14 @@ METRICS: dict[str, Metric] = {
     "raw": Metric("metric", "mean of the unshaped task metric (accuracy, where there is one)"),
     "void_rate": Metric("share of responses", "responses that could not be scored, through our fault"),
     "rejected_rate": Metric("share of responses", "responses rejected at the floor reward"),
+    "second_opinion/disagreement": Metric(
+        "share of responses", "math and math_verify differ, among those that both judged; null without a second opinion"
+    ),
+    "second_opinion/missing": Metric("share of responses", "math_verify came to no judgement (time, memory, gold)"),
+    "shown_tests_only": Metric(
+        "share of responses",
+        "programs that pass every test shown in the prompt and fail a hidden one: the gap of visible and hidden tests",
+    ),
     "groups/count": Metric("groups", "groups sampled, those that were replaced included"),
     "groups/informative": Metric("share of groups", "groups whose raw metric differs between siblings"),
     "groups/all_failed": Metric("share of groups", "dead: every valid sibling failed"),
@@ -170,7 +199,7 @@ METRICS: dict[str, Metric] = {
     "tokens_skipped": Metric("tokens", "those in responses that could not move the policy and were not run"),
     "skipped_compute": Metric("share of ids", "prompt and response ids that training did not have to run"),
     "num_tokens": Metric("tokens", "prompt and response ids of all steps so far"),
-    "loss": Metric("loss", "the objective's loss, mean over the updates of the first pass", "train"),
+    "loss": Metric("loss", "the objective's loss, mean over the first pass; null: nothing to train on", "train"),
     "grad_norm": Metric("norm", "gradient norm before clipping, mean over the step's updates", "train"),
     "learning_rate": Metric("1", "learning rate of the step's last update", "train"),
     "kl": Metric("nats", "mean of the KL estimator over loss tokens, policy against reference", "train"),

@@ -55,6 +55,7 @@ def open_scorer(
     parts, base_dir, floor: as in `load_scorer`. The functions are looked at in a child process, never imported here.
     Raises RecipeError naming the part.
     """
+    parts = with_second_opinions(parts)
     where = ["own" if _is_own(config) else "apart" if config.get("name") in APART else "here" for config in parts]
     if set(where) <= {"here"}:
         return load_scorer(parts, base_dir, floor)
@@ -87,8 +88,25 @@ def load_scorer(parts: Sequence[Mapping[str, Any]], base_dir: Path, floor: float
     part that has none of its own. The task metric is the first part that declares one (`METRICS`), else the first
     function of the person, else the only part. Raises RecipeError naming the part.
     """
-    built = _named([_part(config, base_dir, None) for config in parts])
+    built = _named([_part(config, base_dir, None) for config in with_second_opinions(parts)])
     return InProcessScorer(tuple(built), floor, unit_of(built))
+
+
+def with_second_opinions(parts: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The tables with `second` of `math` written out: a part of its own behind it, of weight 0.
+
+    Raises RecipeError for a second opinion that does not exist.
+    """
+    written: list[Mapping[str, Any]] = []
+    for config in parts:
+        options = dict(config.get("options") or {})
+        second = options.pop("second", "") if config.get("name") == "math" else ""
+        written.append({**config, "options": options} if second else config)
+        if second and second not in SECOND_OPINIONS:
+            raise RecipeError(f'reward math: second = "{second}"; {did_you_mean(str(second), SECOND_OPINIONS)}')
+        if second:
+            written.append({"name": SECOND_OPINIONS[second], "weight": 0.0})
+    return written
 
 
 def _named(parts: Sequence[RewardPart]) -> list[RewardPart]:
@@ -156,8 +174,11 @@ def _elsewhere(episode: Episode) -> Outcome:
     raise AssertionError("a pooled function is never called here")
 
 
-def _math(*, simplified: bool = True) -> Reward:
-    """The mathematical verifier, imported when it is asked for. simplified: see `gropius.rewards.math.verify`."""
+def _math(*, simplified: bool = True, second: str = "") -> Reward:
+    """The mathematical verifier, imported when it is asked for. simplified: see `gropius.rewards.math.verify`.
+
+    second: "math-verify" adds that library's opinion as a part of weight 0; it is written out before this is called.
+    """
     from gropius.rewards import math
 
     return math.math(simplified=simplified)
@@ -188,6 +209,13 @@ def _reasoning_gym(*, tag: str = "answer", partial: bool = False, wall_s: float 
     return gym.reasoning_gym(tag=tag, partial=partial, wall_s=wall_s, memory_mb=memory_mb)
 
 
+def _math_verify(*, wall_s: float = 0.7, memory_mb: int = 2048) -> Reward:
+    """The library's verdict, in a confined child; see `gropius.rewards.second.math_verify`."""
+    from gropius.rewards import second
+
+    return second.math_verify(wall_s=wall_s, memory_mb=memory_mb)
+
+
 def _passed(episode: Episode, outcome: Outcome) -> float | None:
     """1 when everything passed, 0 otherwise, None when void: what partial credit does not change."""
     return None if outcome.status == "void" else float(outcome.status == "scored" and outcome.value == 1.0)
@@ -201,6 +229,7 @@ REWARDS: dict[str, Callable[..., Reward | BatchedReward]] = {
     "length": text.length,
     "environment": text.environment,
     "math": _math,
+    "math_verify": _math_verify,
     "code": _code,
     "reasoning_gym": _reasoning_gym,
     "remote": remote,
@@ -214,6 +243,7 @@ METRICS: dict[str, Metric] = {
     "countdown": outcome_as_metric,
     "environment": text.environment_metric,
     "math": outcome_as_metric,
+    "math_verify": outcome_as_metric,
     "code": _passed,
     "reasoning_gym": _passed,
 }
@@ -226,12 +256,14 @@ RANGES: dict[str, tuple[float, float]] = {
     "format": (0.0, 1.0),
     "length": (-1.0, 1.0),
     "math": (0.0, 1.0),
+    "math_verify": (0.0, 1.0),
     "code": (0.0, 1.0),
     "reasoning_gym": (0.0, 1.0),
     "diversity": (0.0, 1.0),
     "brevity": (0.0, 1.0),
 }
 
-APART = frozenset({"reasoning_gym"})  # lets a library evaluate what a model wrote: never in the trainer's process
+SECOND_OPINIONS = {"math-verify": "math_verify"}  # of the reward math: what a recipe writes, and the part it becomes
+APART = frozenset({"reasoning_gym", "math_verify"})  # let a library evaluate model text: never in the trainer
 APART_S = 60.0  # these bound every answer themselves; this is for a library that hangs outside of that
 BLOCKING = frozenset({"code"})  # waits for other processes, so it runs in a thread

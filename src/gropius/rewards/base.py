@@ -23,6 +23,7 @@ Reward = Callable[[Episode], Outcome]
 Metric = Callable[[Episode, Outcome], "float | None"]
 Signature = Literal["built-in", "episode", "group", "TRL", "verl", "OpenRLHF"]
 Outcomes = dict[str, Outcome]
+Memory = dict[str, Any]  # JSON-ready counters of a scorer, as `State` of a run keeps them
 
 FAULTS_IN_A_ROW = 64
 BATCHED: tuple[Signature, ...] = ("TRL", "OpenRLHF")  # written for many completions at once: given a whole group
@@ -103,8 +104,8 @@ class InProcessScorer:
     verdict = Σ weight · value over the parts that apply, a rejected part counting `floor`
     (or its own value where that is not 0).
     Void: any part of non-zero weight that is void, no part that applies, or an episode that failed or was cancelled.
-    Rejected: every part that applies is. Scored otherwise. Reasons of the parts are kept. raw: the metric of the first
-    part that has one.
+    Rejected: every part that applies and weighs something is. Scored otherwise. Reasons of the parts are kept. raw: the
+    metric of the first part that has one. faults: how often each part failed, since the run began.
     A function that raises, or returns a number that is not finite, makes that one episode void; when it fails for a
     whole call and has never yet worked, or 64 times in a row, the run halts (RewardError). A wrong length or type
     halts at once. A batched function that raises is asked again for each episode alone, to find the culprit.
@@ -113,6 +114,7 @@ class InProcessScorer:
     parts: Sequence[RewardPart]
     floor: float = 0.0
     unit: Literal["episode", "group"] = "episode"
+    faults: dict[str, int] = field(default_factory=dict, init=False, repr=False)
     _worked: set[str] = field(default_factory=set, init=False, repr=False)
     _faults_in_a_row: dict[str, int] = field(default_factory=dict, init=False, repr=False)
 
@@ -141,6 +143,20 @@ class InProcessScorer:
 
     def close(self) -> None:
         """Nothing to close."""
+
+    def memory(self) -> Memory:
+        """What has to survive a pause: which parts ever worked, their faults, and how many came in a row."""
+        return {
+            "worked": sorted(self._worked),
+            "faults": dict(self.faults),
+            "in_a_row": {name: count for name, count in self._faults_in_a_row.items() if count},
+        }
+
+    def remember(self, memory: Memory) -> None:
+        """Take up what `memory` gave before a pause."""
+        self._worked = set(memory.get("worked", ()))
+        self.faults = dict(memory.get("faults", {}))
+        self._faults_in_a_row = dict(memory.get("in_a_row", {}))
 
     async def _column(self, part: RewardPart, episodes: Sequence[Episode]) -> list[Outcome | None]:
         if not episodes:
@@ -197,6 +213,8 @@ class InProcessScorer:
         if None in faults:
             self._worked.add(part.name)
         failed = sum(fault is not None for fault in faults)
+        if failed:
+            self.faults[part.name] = self.faults.get(part.name, 0) + failed
         in_a_row = self._faults_in_a_row[part.name]
         if failed == len(faults) and (part.name not in self._worked or in_a_row >= FAULTS_IN_A_ROW):
             raise RewardError(
@@ -245,7 +263,8 @@ def weigh(parts: Sequence[RewardPart], episode: Episode, outcomes: Mapping[str, 
     if not math.isfinite(total):
         raise RewardError(f"the weighted sum of the rewards is {total} for {_whose(episode)}; use smaller weights")
     status: Literal["scored", "rejected"] = "scored"
-    if counted and all(outcome.status == "rejected" for _, outcome in counted):
+    deciding = [outcome for weight, outcome in counted if weight != 0] or [outcome for _, outcome in counted]
+    if deciding and all(outcome.status == "rejected" for outcome in deciding):
         status = "rejected"
     return Verdict(Outcome(status, total, "; ".join(reasons)), outcomes, raw)
 

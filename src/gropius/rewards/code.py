@@ -14,12 +14,15 @@ import builtins
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from gropius.records.metrics import SHOWN_ONLY
 from gropius.rewards.answers.extract import without_thinking
 from gropius.sandbox.base import Grade, Limits, SandboxUnavailable, Tier
 from gropius.sandbox.grade import FunctionTests, InputTests, grade
+from gropius.sandbox.questions import NotAQuestion, as_check, questions_of
 from gropius.sandbox.tiers import Sandbox, open_sandbox
 from gropius.types import Episode, Outcome, Task, rejected, scored, void
 
@@ -91,14 +94,18 @@ def code(
 
 
 def outcome_of(result: Grade, partial: bool = False) -> Outcome:
-    """A grade as an outcome: unavailable is void, failed is rejected, or a share of the tests when `partial`."""
+    """A grade as an outcome: unavailable is void, failed is rejected, or a share of the tests when `partial`.
+
+    The reason of a program that passes the tests shown in its prompt and fails a hidden one says so at its end.
+    """
     if result.status == "unavailable":
         return void(result.reason)
     if result.status == "passed":
         return scored(1.0)
+    reason = f"{result.reason}{SHOWN_ONLY}" if result.shown else result.reason
     if partial and result.passed and result.total:
-        return scored(result.passed / result.total, result.reason)
-    return rejected(result.reason)
+        return scored(result.passed / result.total, reason)
+    return rejected(reason)
 
 
 def extract_code(reply: str) -> str:
@@ -146,7 +153,45 @@ def with_prompt(program: str, prompt: str, entry: str) -> str:
 
 
 def read_tests(task: Task) -> FunctionTests | InputTests:
-    """The tests of a task. Raises ValueError when there are none, saying what was looked for."""
+    """The tests of a task, those that stand in its prompt first.
+
+    Raises ValueError when there are none, saying what was looked for, or when one of them checks nothing.
+    """
+    tests = _read_tests(task)
+    prompt = "\n".join(message["content"] for message in task.messages())
+    if isinstance(tests, InputTests):
+        shown = [_is_shown_case(case, prompt) for case in tests.cases]
+        cases = tuple(case for _, case in sorted(zip(shown, tests.cases, strict=True), key=lambda pair: not pair[0]))
+        return InputTests(cases, sum(shown))
+    for test in tests.tests:
+        _require_checks(test, tests.entry)
+    ordered = sorted(tests.tests, key=lambda test: test.strip() not in prompt)
+    return replace(tests, tests=tuple(ordered), shown=sum(test.strip() in prompt for test in ordered))
+
+
+def _is_shown_case(case: tuple[str, str], prompt: str) -> bool:
+    """True when input and output both stand in the prompt as lines of their own."""
+    lines = "\n" + "\n".join(line.strip() for line in prompt.splitlines()) + "\n"
+    return all(
+        "\n" + "\n".join(line.strip() for line in text.strip().splitlines()) + "\n" in lines
+        for text in case
+        if text.strip()
+    ) and any(text.strip() for text in case)
+
+
+@lru_cache(maxsize=4096)
+def _require_checks(test: str, entry: str) -> None:
+    """A test that can be asked or run and that checks something. Raises ValueError."""
+    try:
+        questions_of(test, entry)
+    except NotAQuestion:
+        try:
+            as_check(test)
+        except (SyntaxError, RecursionError) as problem:
+            raise ValueError(f"a test is not Python: {problem}") from problem
+
+
+def _read_tests(task: Task) -> FunctionTests | InputTests:
     found: Mapping[str, Any] = task.metadata
     if not _has_tests(found) and task.answer:
         try:

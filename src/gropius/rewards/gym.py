@@ -1,8 +1,7 @@
 """The scorers of `reasoning-gym` (extra `tasks`), which evaluate what a model wrote: one confined child an answer.
 
-The child is forked from a pool worker: Landlock (no file can be written, only the Python installation read), seccomp
-(no sockets, no signals), limits on memory and time. An answer that makes a scorer raise, hang or die is rejected; a
-child that could not be confined is void. No torch.
+See `confined.py`. An answer that makes a scorer raise, hang or die is rejected; a child that could not be confined is
+void. No torch.
 """
 
 from __future__ import annotations
@@ -10,25 +9,15 @@ from __future__ import annotations
 import importlib
 import json
 import math
-import os
-import resource
-import select
-import signal
-import sys
-import time
-from collections.abc import Callable, Mapping
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from gropius.errors import RecipeError
 from gropius.rewards.base import Reward
-from gropius.sandbox.confine import ConfinementFailed, confine
-from gropius.sandbox.seccomp import build_filter
-from gropius.sandbox.tiers import LIBRARIES
+from gropius.rewards.confined import NO_NUMBER, apart
 from gropius.types import Episode, Outcome, rejected, scored, void
 
-MOST_REPLY, MOST_ANSWER_BYTES = 20_000, 4096
+MOST_REPLY = 20_000
 
 
 def reasoning_gym(*, tag: str = "answer", partial: bool = False, wall_s: float = 5.0, memory_mb: int = 2048) -> Reward:
@@ -55,12 +44,12 @@ def reasoning_gym(*, tag: str = "answer", partial: bool = False, wall_s: float =
             data, item = _item(json.dumps(dict(episode.task.metadata), sort_keys=True))
         except (KeyError, TypeError, ValueError) as fault:
             return void(f"task {episode.task.key} is no reasoning-gym task: {fault}")
-        said = apart(lambda: float(data.score_answer(answer=answer, entry=item)), wall_s, memory_mb)
+        said = apart(lambda: float(data.score_answer(answer=answer, entry=item)), wall_s, memory_mb, "reasoning_gym")
         if "void" in said:
             return void(str(said["void"]))
         score = said.get("score")
         if not isinstance(score, float) or not math.isfinite(score):
-            return rejected(str(said.get("failed", "the scorer gave no number")))
+            return rejected(str(said.get("failed", NO_NUMBER)))
         if score >= 1.0:
             return scored(1.0)
         return scored(max(score, 0.0)) if partial and score > 0 else rejected("wrong")
@@ -78,78 +67,6 @@ def answer_in(reply: str, tag: str) -> str:
     if closed:
         return before.rpartition(f"<{tag}>")[2].strip() if f"<{tag}>" in before else ""
     return reply.rpartition("</think>")[2].strip()
-
-
-def apart(work: Callable[[], float], wall_s: float, memory_mb: int) -> Mapping[str, Any]:
-    """Run `work` in a confined fork: {"score": number}, {"failed": why} (the answer's fault) or {"void": why}."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        _child(work, writing, wall_s, memory_mb)
-    os.close(writing)
-    data, until = b"", time.monotonic() + wall_s
-    try:
-        while len(data) < MOST_ANSWER_BYTES:
-            left = until - time.monotonic()
-            if left <= 0 or not select.select([reading], [], [], left)[0]:
-                return {"failed": "time"}
-            if not (more := os.read(reading, 4096)):
-                break
-            data += more
-    finally:
-        os.close(reading)
-        os.kill(child, signal.SIGKILL)
-        status = os.waitpid(child, 0)[1]
-    try:
-        said = json.loads(data)
-    except ValueError:
-        ended = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-        return {
-            "failed": f"crash: {signal.Signals(ended).name}" if ended and data == b"" else "the scorer gave no number"
-        }
-    return said if isinstance(said, dict) else {"failed": "the scorer gave no number"}
-
-
-def _child(work: Callable[[], float], writing: int, wall_s: float, memory_mb: int) -> None:
-    """Never returns."""
-    try:
-        try:
-            _limit(wall_s, memory_mb)
-            confine(_readable(), [], ["/dev/null", "/dev/urandom"], build_filter(own_pids=False))
-        except (ConfinementFailed, OSError, ValueError) as fault:
-            said: dict[str, Any] = {"void": f"the scorer cannot be confined here: {fault}"}
-        else:
-            said = _said(work)
-        os.write(writing, json.dumps(said).encode())
-    finally:
-        os._exit(0)
-
-
-def _said(work: Callable[[], float]) -> dict[str, Any]:
-    try:
-        return {"score": work()}
-    except MemoryError:
-        return {"failed": "memory"}
-    except (Exception, SystemExit) as fault:  # the boundary: a scorer fed with what a model wrote
-        return {"failed": f"error: {type(fault).__name__}"}
-
-
-def _limit(wall_s: float, memory_mb: int) -> None:
-    seconds = math.ceil(wall_s) + 1
-    for what, value in (
-        (resource.RLIMIT_AS, memory_mb << 20),
-        (resource.RLIMIT_CPU, seconds),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        resource.setrlimit(what, (value, value))
-
-
-def _readable() -> list[str]:
-    """The Python installation, its environment, and where the library lies; nothing of a home or of data."""
-    library = sys.modules["reasoning_gym"].__file__ or ""
-    places = [sys.base_prefix, sys.prefix, str(Path(library).parent.parent), str(Path(__file__).parents[1]), *LIBRARIES]
-    return [os.path.realpath(place) for place in places if os.path.exists(place)]
 
 
 @lru_cache(maxsize=64)

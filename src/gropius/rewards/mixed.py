@@ -11,6 +11,7 @@ from typing import Literal
 from gropius.rewards.base import (
     NOTHING_APPLIES,
     InProcessScorer,
+    Memory,
     Outcomes,
     RewardPart,
     described,
@@ -75,6 +76,18 @@ class MixedScorer:
         for pooled in self.pools:
             pooled.pool.close()
 
+    def memory(self) -> Memory:
+        """What has to survive a pause, of both kinds."""
+        here = self.inline.memory() if self.inline is not None else {}
+        return {"here": here, **{",".join(pooled.names): pooled.pool.memory() for pooled in self.pools}}
+
+    def remember(self, memory: Memory) -> None:
+        """Take up what `memory` gave before a pause."""
+        if self.inline is not None:
+            self.inline.remember(memory.get("here", {}))
+        for pooled in self.pools:
+            pooled.pool.remember(memory.get(",".join(pooled.names), {}))
+
     async def _outcomes(self, episodes: Sequence[Episode]) -> list[Outcomes]:
         here = self.inline.outcomes(episodes) if self.inline is not None else _nothing(len(episodes))
         ours, *answers = await asyncio.gather(here, *(self._asked(pooled, episodes) for pooled in self.pools))
@@ -88,12 +101,14 @@ class MixedScorer:
     async def _asked(self, pooled: Pooled, episodes: Sequence[Episode]) -> list[Outcomes]:
         found = []
         counts = pooled.pool.counts
-        lost_before = counts.timeouts + counts.crashes
+        before = counts.lost() + counts.faults
         verdicts = await pooled.pool.score(episodes)
-        if counts.timeouts + counts.crashes > lost_before:
+        if counts.lost() + counts.faults > before:
             _LOG.warning(
-                "%s: %d deadlines missed and %d workers died so far, %d started, %d calls answered",
-                ", ".join(pooled.names), counts.timeouts, counts.crashes, counts.started, counts.calls,
+                "%s: %d deadlines missed, %d workers died and %d episodes failed so far; %d were called void by the "
+                "function, %d workers started, %d calls answered",
+                ", ".join(pooled.names), counts.timeouts, counts.crashes, counts.faults, counts.voids, counts.started,
+                counts.calls,
             )  # fmt: skip
         for verdict in verdicts:
             lost = not verdict.parts and verdict.outcome.reason != NOTHING_APPLIES

@@ -54,6 +54,7 @@ class Grade:
 
     status: "passed" (every test), "failed" (the program's fault) or "unavailable" (ours). reason: "" when passed, else
     one of the words above. passed, total: tests. detail: for people, model text inside. wall_s: of the program.
+    shown: all tests that the author of the program was shown pass; None when none was shown.
     """
 
     status: Literal["passed", "failed", "unavailable"]
@@ -63,3 +64,4 @@ class Grade:
     detail: str = ""
     tier: str = ""
     wall_s: float = 0.0
+    shown: bool | None = None

@@ -21,7 +21,7 @@ from gropius.sandbox.base import (
     Limits,
     SandboxUnavailable,
 )
-from gropius.sandbox.questions import NotAQuestion, Question, questions_of
+from gropius.sandbox.questions import NotAQuestion, Question, as_check, questions_of
 from gropius.sandbox.session import ProgramFailed, Session, answer_failure
 from gropius.sandbox.tiers import Sandbox
 from gropius.sandbox.values import decode, to_source
@@ -34,20 +34,25 @@ class FunctionTests:
     """Tests of a function. entry: its name. tests: assertions, or source that defines `check(candidate)`.
 
     setup: source that belongs to the program's side (helpers the assertions mention). helpers: source that belongs to
-    the tests' side, for tests that must run themselves.
+    the tests' side, for tests that must run themselves. shown: the first so many tests stand in the prompt.
     """
 
     entry: str
     tests: tuple[str, ...]
     setup: str = ""
     helpers: str = ""
+    shown: int = 0
 
 
 @dataclass(frozen=True)
 class InputTests:
-    """Tests of a script. cases: (standard input, expected output), compared by lines without end blanks."""
+    """Tests of a script. cases: (standard input, expected output), compared by lines without end blanks.
+
+    shown: the first so many cases stand in the prompt.
+    """
 
     cases: tuple[tuple[str, str], ...]
+    shown: int = 0
 
 
 def grade(sandbox: Sandbox, program: str, tests: FunctionTests | InputTests, stop_at_first: bool = True) -> Grade:
@@ -74,43 +79,60 @@ def grade_all(
         return list(threads.map(lambda pair: grade(sandbox, pair[0], pair[1], stop_at_first), work))
 
 
+@dataclass
+class _Tally:
+    """Results so far, of tests of which the first `shown` stand in the prompt."""
+
+    total: int
+    shown: int
+    passed: int = 0
+    shown_passed: int = 0
+    first: ProgramFailed | None = None
+
+    def add(self, problem: ProgramFailed | None, shown: bool) -> None:
+        self.passed += problem is None
+        self.shown_passed += shown and problem is None
+        self.first = self.first or problem
+
+    def grade(self, sandbox: Sandbox, session: Session) -> Grade:
+        shown = self.shown_passed == self.shown if self.shown else None
+        if self.first is None:
+            return Grade("passed", "", self.passed, self.total, "", sandbox.tier, session.wall_s, shown)
+        reason, detail = self.first.reason, self.first.detail
+        return Grade("failed", reason, self.passed, self.total, detail, sandbox.tier, session.wall_s, shown)
+
+
 def _grade_function(sandbox: Sandbox, program: str, tests: FunctionTests, stop_at_first: bool) -> Grade:
-    rename = ("candidate", tests.entry)
-    questions: list[Question] = []
-    running: list[str] = []
-    for test in tests.tests:
-        try:
-            questions += questions_of(test, rename)
-        except NotAQuestion:
-            running.append(test)
-    total = len(questions) + len(running)
+    items = [(item, n < tests.shown) for n, test in enumerate(tests.tests) for item in _items(test, tests.entry)]
+    tally = _Tally(len(items), sum(shown for _, shown in items))
+    if not items:
+        raise SandboxUnavailable("the tests ask nothing")
     with sandbox.session("function") as session:
         try:
             session.start(f"{tests.setup}\n{program}" if tests.setup else program)
             _require(session, tests.entry)
         except ProgramFailed as problem:
-            return _failed(sandbox, session, problem, 0, total)
-        passed, first = 0, None
-        for question in questions:
-            problem_found = _ask(session, question)
-            passed += problem_found is None
-            first = first or problem_found
-            if problem_found is not None and (stop_at_first or _over(problem_found)):
-                return _failed(sandbox, session, problem_found, passed, total)
-        for test in running:
-            problem_found = _run_tests(sandbox, session, test, tests)
-            passed += problem_found is None
-            first = first or problem_found
-            if problem_found is not None and (stop_at_first or _over(problem_found)):
+            tally.first = problem
+            return tally.grade(sandbox, session)
+        for item, shown in items:
+            found = _ask(session, item) if isinstance(item, Question) else _run_tests(sandbox, session, item, tests)
+            tally.add(found, shown)
+            if found is not None and (stop_at_first or _over(found)):
                 break
-        if first is None:
+        if tally.first is None:
             try:
                 session.quiet()
             except ProgramFailed as problem:
-                first = problem
-        if first is not None:
-            return _failed(sandbox, session, first, passed, total)
-        return Grade("passed", "", passed, total, tier=sandbox.tier, wall_s=session.wall_s)
+                tally.first = problem
+        return tally.grade(sandbox, session)
+
+
+def _items(test: str, entry: str) -> list[Question] | list[str]:
+    """The questions of a test, or the test itself where it must run."""
+    try:
+        return questions_of(test, entry)
+    except NotAQuestion:
+        return [test]
 
 
 def _require(session: Session, entry: str) -> None:
@@ -138,7 +160,7 @@ def _over(problem: ProgramFailed) -> bool:
 
 def _run_tests(sandbox: Sandbox, session: Session, test: str, tests: FunctionTests) -> ProgramFailed | None:
     """Let tests run in a process of their own; their calls go to the program's session and back as plain values."""
-    source = f"import math, sys\n{tests.helpers}\n{tests.entry} = candidate\n{_as_check(test)}"
+    source = f"import math, sys\n{tests.helpers}\n{tests.entry} = candidate\n{as_check(test)}"
     limits = replace(session.limits, source_bytes=8 << 20, answer_bytes=64 << 20)
     with sandbox.session("tests", limits) as judge:
         try:
@@ -177,30 +199,20 @@ def _forward(session: Session, entry: str, call: Any) -> str | ProgramFailed:
         return problem
 
 
-def _as_check(source: str) -> str:
-    """Tests that are bare statements, as the function that the other tests define."""
-    if "def check(" in source:
-        return source
-    return "def check(candidate):\n" + "\n".join(f"    {line}" for line in source.splitlines())
-
-
 def _grade_inputs(sandbox: Sandbox, program: str, tests: InputTests, stop_at_first: bool) -> Grade:
-    total, passed, first = len(tests.cases), 0, None
+    tally = _Tally(len(tests.cases), tests.shown)
     with sandbox.session("stdin") as session:
         try:
             session.start(program)
-            for given, expected in tests.cases:
+            for n, (given, expected) in enumerate(tests.cases):
                 problem = _judge_output(session.ask(given), expected)
-                passed += problem is None
-                first = first or problem
+                tally.add(problem, n < tests.shown)
                 if problem is not None and stop_at_first:
                     break
             session.quiet()
         except ProgramFailed as problem:
-            first = first or problem
-        if first is not None:
-            return _failed(sandbox, session, first, passed, total)
-        return Grade("passed", "", passed, total, tier=sandbox.tier, wall_s=session.wall_s)
+            tally.first = tally.first or problem
+        return tally.grade(sandbox, session)
 
 
 def _judge_output(answer: dict[str, Any], expected: str) -> ProgramFailed | None:
@@ -234,10 +246,6 @@ def _lines(text: str) -> list[str]:
     while lines and not lines[-1]:
         lines.pop()
     return lines
-
-
-def _failed(sandbox: Sandbox, session: Session, problem: ProgramFailed, passed: int, total: int) -> Grade:
-    return Grade("failed", problem.reason, passed, total, problem.detail, sandbox.tier, session.wall_s)
 
 
 __all__ = ["FunctionTests", "InputTests", "Limits", "grade", "grade_all"]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from gropius.sandbox.base import WRONG
 from gropius.sandbox.values import difference, near
@@ -45,49 +45,89 @@ class Question:
         return found
 
 
-def questions_of(source: str, rename: tuple[str, str] | None = None) -> list[Question]:
+def questions_of(source: str, entry: str) -> list[Question]:
     """The questions of a test's source. Raises NotAQuestion when any statement is more than an assertion.
 
-    rename: (name in the tests, name in the program), such as ("candidate", "has_close_elements").
+    entry: the function's name in the program; the parameter of `check(candidate)`, or a bare `candidate`, stands for
+    it. A question whose right answer is a truth value must be a plain call of it: around anything else (such as
+    `isinstance(f(1), int)`) the program could put names of its own that answer True.
     """
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError) as problem:
         raise NotAQuestion(str(problem)) from problem
-    body = tree.body
+    body, own, stand_in = tree.body, set[str](), "candidate"
     if len(body) and all(isinstance(node, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.Assign)) for node in body):
         checks = [node for node in body if isinstance(node, ast.FunctionDef)]
         if len(checks) != 1 or any(isinstance(node, (ast.Import, ast.ImportFrom)) for node in body):
             raise NotAQuestion("more than one function")
-        body = checks[0].body
+        if not checks[0].name.startswith(("check", "test")):
+            raise NotAQuestion(f"nobody calls {checks[0].name}")
+        own = {name.id for node in body if isinstance(node, ast.Assign) for name in ast.walk(node) if _is_stored(name)}
+        stand_in, body = _parameter(checks[0]), checks[0].body
     out = []
     for node in body:
         if isinstance(node, ast.Pass) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
             continue
         if not isinstance(node, ast.Assert):
             raise NotAQuestion(f"line {node.lineno} is not an assertion")
-        if rename is not None:
-            for name in ast.walk(node.test):
-                if isinstance(name, ast.Name) and name.id == rename[0]:
-                    name.id = rename[1]
-        question = _question(node.test)
+        for name in ast.walk(node.test):
+            if isinstance(name, ast.Name) and name.id in own:
+                raise NotAQuestion(f"line {node.lineno} mentions {name.id}, which the tests define")
+            if isinstance(name, ast.Name) and name.id == stand_in:
+                name.id = entry
+        question = _question(node.test, entry)
         if question is not None:
             out.append(question)
     return out
 
 
-def _question(test: ast.expr) -> Question | None:
+def _is_stored(node: ast.AST) -> TypeGuard[ast.Name]:
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+
+
+def _parameter(check: ast.FunctionDef) -> str:
+    """The name that the function under test has inside of a check; without any parameter, `candidate`."""
+    names = [a.arg for a in (*check.args.posonlyargs, *check.args.args)]
+    if len(names) > 1 or check.args.kwonlyargs or check.args.vararg or check.args.kwarg:
+        raise NotAQuestion(f"{check.name} takes more than the function under test")
+    return names[0] if names else "candidate"
+
+
+def as_check(source: str) -> str:
+    """Tests that must run, as source that defines `check(candidate)`. Raises ValueError when it would check nothing.
+
+    Bare statements become its body; without any, functions named test… are called, and a `check` stays as it is.
+    """
+    tree = ast.parse(source)
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    if "check" in functions:
+        return source
+    indented = "def check(candidate):\n" + "\n".join(f"    {line}" for line in source.splitlines())
+    definitions = (ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.FunctionDef, ast.ClassDef, ast.Pass)
+    if any(not isinstance(node, definitions) for node in tree.body):
+        return indented
+    named = [name for name, node in functions.items() if name.startswith("test") and not node.args.args]
+    if not named:
+        raise ValueError("the test has no assertion, no check(candidate), no function named test…: it checks nothing")
+    return "\n".join([source, "def check(candidate):", *(f"    {name}()" for name in named)])
+
+
+def _question(test: ast.expr, entry: str) -> Question | None:
     """One assertion; None when it asks nothing (`assert True, "…"`)."""
     if isinstance(test, ast.Constant):
         return None
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return Question(f"not ({ast.unparse(test.operand)})", True)
+        return Question(f"not ({_plain_call(test.operand, entry)})", True)
     if isinstance(test, ast.Call) and ast.unparse(test.func) in ("math.isclose", "isclose"):
         return _isclose(test)
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         left, right, operator = test.left, test.comparators[0], test.ops[0]
         if isinstance(operator, (ast.Eq, ast.Is)):
-            return _equal(left, right)
+            question = _equal(left, right)
+            if isinstance(question.expected, bool):
+                _plain_call(ast.parse(question.ask, mode="eval").body, entry)
+            return question
         if (
             isinstance(operator, (ast.Lt, ast.LtE))
             and isinstance(left, ast.Call)
@@ -97,9 +137,14 @@ def _question(test: ast.expr) -> Question | None:
             if isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Sub):
                 return Question(ast.unparse(inner.left), value_of(inner.right), (0.0, float(value_of(right))))
         raise NotAQuestion(ast.unparse(test))
-    if isinstance(test, (ast.Call, ast.Name)):
-        return Question(f"True if ({ast.unparse(test)}) else False", True)
-    raise NotAQuestion(ast.unparse(test))
+    return Question(f"True if ({_plain_call(test, entry)}) else False", True)
+
+
+def _plain_call(node: ast.expr, entry: str) -> str:
+    """The source of a call of the function itself. Raises NotAQuestion for anything else."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == entry:
+        return ast.unparse(node)
+    raise NotAQuestion(ast.unparse(node))
 
 
 def _equal(left: ast.expr, right: ast.expr) -> Question:

@@ -62,8 +62,14 @@ def isolation(sandbox: Any) -> str:
     """How programs that the model wrote were isolated, in words; sandbox: what resolved.json says of it."""
     if not isinstance(sandbox, Mapping):
         return "none were run."
-    unsafe = " **They ran with the rights of the user.**" if sandbox.get("unsafe") else ""
-    return f"isolation tier `{_inline(str(sandbox.get('tier')))}`.{unsafe}"
+    earlier = sandbox.get("before", ())
+    tiers = dict.fromkeys(str(one["tier"]) for one in (*earlier, sandbox) if "tier" in one)
+    words = f"isolation tier {', then '.join(f'`{_inline(tier)}`' for tier in tiers)}." if tiers else "none were run."
+    if sandbox.get("unsafe"):
+        words += " **They ran with the rights of the user.**"
+    for name, tier in sandbox.get("scorers", {}).items():
+        words += f" What `{_inline(str(name))}` evaluated ran in tier `{_inline(str(tier))}`."
+    return words
 
 
 def held_out_table(rows: Sequence[Mapping[str, Any]], step: int) -> str:

@@ -91,6 +91,7 @@ def snapshot_of(run: Run) -> Snapshot:
     tensors = {"optimiser": run.learner.optimiser.tensors(), "random": run.randomness.tensors}
     if run.reference is not None:
         tensors["reference"] = dict(run.reference.model.named_parameters())
+    run.state.scorer = run.judge.memory() if run.judge is not None else {}
     facts = {
         "state": dataclasses.asdict(run.state),
         "held_out": run.state.held_out,

@@ -26,6 +26,7 @@ from gropius.records.faults import reached
 from gropius.records.metrics import step_metrics
 from gropius.records.sinks import Sinks
 from gropius.records.writer import RunWriter
+from gropius.rewards import InProcessScorer, MixedScorer
 from gropius.rollout.collect import CollectPlan, Player
 from gropius.rollout.select import Selected, SelectionRule, collect_selected
 from gropius.tasks.base import TaskSet
@@ -52,7 +53,7 @@ class State:
     """What a run has done so far; with weights, optimiser and reference, all that decides what comes next.
 
     held_out: the mean measured on exactly these weights, None where none was; best: the highest so far. pack_tokens:
-    the budget of a micro-batch where memory made it smaller than the recipe's, else 0.
+    the budget of a micro-batch where memory made it smaller than the recipe's, else 0. scorer: what the scorer counts.
     """
 
     step: int = 0
@@ -66,6 +67,7 @@ class State:
     held_out: float | None = None
     best: float | None = None
     pack_tokens: int = 0
+    scorer: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -89,6 +91,7 @@ class Run:
     randomness: Randomness
     digest: str = ""
     watch: Watch | None = None
+    judge: InProcessScorer | MixedScorer | None = None
 
 
 def sampling_of(plan: Resolved, loaded: LoadedModel) -> Sampling:
@@ -192,15 +195,21 @@ def require_verdicts(run: Run, batch: Selected, step: int) -> None:
     verdicts = [e.verdict for group in (*batch.groups, *batch.dropped) for e in group.episodes if e.verdict is not None]
     reasons = Counter(verdict.outcome.reason for verdict in verdicts if verdict.outcome.status == "void")
     voids, limit = sum(reasons.values()), run.plan.void_limit
+    if voids and voids == len(verdicts) and limit >= 1:
+        run.progress.note(f"step {step}: every verdict is void: the weights stay as they are. {_commonest(reasons)}")
     if not voids or voids <= limit * len(verdicts):
         return
     keep.now(run)
-    cause, count = reasons.most_common(1)[0]
     raise RunHalted(
         f"step {step}: {voids} of {len(verdicts)} verdicts are void, more than void_limit = {limit:g} allows. "
-        f"Most often ({count} times): {cause[:500]}. The weights are those after step {run.state.step}; mend the "
+        f"{_commonest(reasons)}. The weights are those after step {run.state.step}; mend the "
         f"cause, then: gropius resume {run.writer.folder}"
     )
+
+
+def _commonest(reasons: Counter[str]) -> str:
+    cause, count = reasons.most_common(1)[0]
+    return f"Most often ({count} times): {cause[:500]}"
 
 
 def score(run: Run, batch: Selected, check_sampler: bool) -> Known:
