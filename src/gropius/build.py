@@ -30,12 +30,15 @@ from gropius.records.sinks import Place, Sinks
 from gropius.records.writer import RunWriter
 from gropius.rewards import InProcessScorer, MixedScorer, PoolSettings, open_scorer
 from gropius.rewards import isolation as isolating
+from gropius.rewards.gold import unusable_gold
 from gropius.rollout.collect import Player
 from gropius.rollout.fitting import fitting
 from gropius.rollout.torch_engine import TorchEngine
 from gropius.rollout.vllm.engine import VllmEngine
 from gropius.rollout.vllm.open import Trainer, open_vllm
 from gropius.tasks import TaskSet, load_tasks
+from gropius.tasks.preflight import Finding, overlong
+from gropius.tasks.preflight import preflight as look_over
 from gropius.train import ending, keep, loop, memory, pass_rates, randomness
 from gropius.train import resume as continuing
 from gropius.train.checkpoint import Snapshot, weight_digest
@@ -48,6 +51,7 @@ from gropius.train.loop import Run, State
 from gropius.train.optim import Optimiser, OptimiserSettings
 from gropius.train.origin import origin
 from gropius.train.progress import Progress
+from gropius.train.room import fitting
 from gropius.train.sft import WarmStart, imitation, warm_start
 from gropius.train.step import Learner, LearnerSettings, UpdateReport
 from gropius.train.trial import one_batch
@@ -128,8 +132,7 @@ def _parts(resolved: Resolved, progress: Progress, folder: Path | None = None) -
         )
     judge = scorer(resolved, found)
     loaded = model(resolved, folder)
-    system = resolved.data.system_prompt if resolved.data.system_prompt is not None else found.system_prompt
-    chat = ChatFormat.for_model(loaded, system_prompt=system, template_options=resolved.data.template)
+    chat = _chat(resolved, found, loaded)
     found, dropped = fitting(found, chat, loaded.context_length, resolved.data.overlong)
     engine = _engine(resolved, loaded)
     described = tuple(judge.describe())
@@ -380,3 +383,28 @@ def _machine(resolved: Resolved, loaded: LoadedModel) -> Machine:
     else:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Machine(memory, shutil.disk_usage(place).free)
+
+
+def preflight(resolved: Resolved, measure: bool = False) -> list[Finding]:
+    """What is wrong with a recipe's data and rewards, without a step: files, columns, reward names, gold, isolation.
+
+    measure: load the model as well, and find prompts that leave no room for a whole reply. Errors: DataError,
+    RecipeError, SafetyRefusal, ModelError for what cannot be opened at all.
+    """
+    found = tasks(resolved)
+    isolation(resolved, found)
+    with closing(scorer(resolved, found)) as judge:
+        programs = any(part.name == "code" for part in judge.parts)
+        findings = [*look_over(found, programs), *unusable_gold(found, judge.parts)]
+    if measure:
+        loaded = model(resolved)
+        chat = _chat(resolved, found, loaded)
+        room = resolved.rollout.max_tokens
+        every = (*found.train, *found.held_out)
+        findings += overlong(every, lambda t: len(chat.prompt_ids(t.messages())), loaded.context_length, room)
+    return findings
+
+
+def _chat(resolved: Resolved, found: TaskSet, loaded: LoadedModel) -> ChatFormat:
+    system = resolved.data.system_prompt if resolved.data.system_prompt is not None else found.system_prompt
+    return ChatFormat.for_model(loaded, system_prompt=system, template_options=resolved.data.template)

@@ -168,3 +168,45 @@ class TestResolve:
         for verb in ("train", "eval", "play", "sft"):
             code, out, err = run(capsys, verb, str(path), "--set", "sft.steps=1")
             assert code == 3 and "--trust-code" in err and "evil:tasks" in err
+
+
+class TestResolveCheck:
+    def checked(self, capsys: pytest.CaptureFixture[str], folder: Path, *words: str) -> tuple[int, str, str]:
+        (folder / "r.toml").write_text('[data]\nsource = "rows.jsonl"\nheld_out = 1\n[[reward]]\nname = "math"\n')
+        return run(capsys, "resolve", str(folder / "r.toml"), "--check", *words)
+
+    def rows(self, folder: Path, *answers: str) -> None:
+        lines = [json.dumps({"prompt": f"Question {n}?", "answer": answer}) for n, answer in enumerate(answers)]
+        (folder / "rows.jsonl").write_text("\n".join(lines) + "\n")
+
+    def test_a_sound_recipe_passes_and_is_printed(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        self.rows(tmp_path, "1", "2", "3")
+        code, out, told = self.checked(capsys, tmp_path, "--json")
+        assert code == 0 and strict(out)["findings"] == [] and "nothing was found" in told
+
+    def test_missing_data_an_unknown_reward_and_unusable_gold_are_named(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        code, _, told = self.checked(capsys, tmp_path)
+        assert code == 2 and "rows.jsonl: no such file" in told
+        self.rows(tmp_path, "1", "2", "nan", "9^{9^{9^9}}")
+        code, _, told = self.checked(capsys, tmp_path, "--set", 'reward=[{name="maths"}]')
+        assert code == 2 and 'did you mean "math"' in told
+        code, out, told = self.checked(capsys, tmp_path, "--json")
+        assert code == 1 and "2 of 4 rows have gold answers that the reward math cannot use" in told
+        assert strict(out)["findings"][0]["rows"] and "rows.jsonl:3" in told
+        rows = [{"prompt": "f adds one", "test_list": [test]} for test in ("assert f(1) == 2", "def helper(x): pass")]
+        (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+        code, _, told = self.checked(capsys, tmp_path, "--set", 'reward=[{name="code",options={minimum="none"}}]')
+        assert code == 1 and "1 of 2 rows have tests" in told and "rows.jsonl:2" in told
+
+    def test_prompts_without_room_for_a_reply_are_found_with_the_model(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        self.rows(tmp_path, "1", "2", "3")
+        lines = (tmp_path / "rows.jsonl").read_text() + json.dumps({"prompt": "x" * 200, "answer": "4"}) + "\n"
+        (tmp_path / "rows.jsonl").write_text(lines)
+        code, _, told = self.checked(capsys, tmp_path, "--model")
+        assert code == 1 and "1 of 4 prompts leave fewer than 64 tokens of 256" in told and "rows.jsonl:4" in told
+        code, _, told = run(capsys, "resolve", str(tmp_path / "r.toml"), "--model")
+        assert code == 2 and "--check" in told

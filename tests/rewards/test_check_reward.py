@@ -15,12 +15,12 @@ import pytest
 from gropius.cli.main import main
 from gropius.rewards import load_scorer
 from gropius.rewards.base import InProcessScorer, RewardPart, outcome_as_metric
-from gropius.rewards.check import Plan, Report, check
+from gropius.rewards.check import Plan, Report, Score, _of_time, check
 from gropius.rewards.trials import TRIALS
 from gropius.sandbox.tiers import probe
 from gropius.tasks import load_tasks
 from gropius.tasks.base import TaskSet
-from gropius.types import Episode, rejected, scored, void
+from gropius.types import Episode, Verdict, rejected, scored, void
 
 HERE = Path(".")
 DATA = Path(os.environ.get("GROPIUS_DATA", Path(__file__).parents[3] / "shared" / "data"))
@@ -116,6 +116,16 @@ def test_every_fault_is_found_by_name(fault: str) -> None:
     report = tried(mine(function, low=0.0, high=1.0))
     assert name in names(report), report.findings
     assert report.failed
+
+
+def test_an_answer_that_takes_long_is_a_finding_unless_gold_takes_as_long() -> None:
+    def timed(slow: float, gold: float) -> list[str]:
+        task = tasks().train[0]
+        row = (task, Verdict(rejected("wrong")))
+        scores = Score(TRIALS["tower"], [row] * 4, slow * 4), Score(TRIALS["gold"], [row] * 4, gold * 4)
+        return [found.severity for found in _of_time("tower", *scores)]
+
+    assert (timed(0.9, 0.01), timed(1.2, 0.01), timed(2.0, 1.5)) == ([], ["finding"], ["note"])
 
 
 def test_chance_and_state_are_found() -> None:

@@ -191,15 +191,24 @@ def _code(
     memory_mb: int = 512,
     partial: bool = False,
     slots: int = 0,
+    remote: Any = None,
 ) -> Reward:
-    """Run the reply's program against the task's tests in the sandbox; see `gropius.rewards.code.code`."""
+    """Run the reply's program against the task's tests in the sandbox; see `gropius.rewards.code.code`.
+
+    remote: the address of a SandboxFusion service, or a table {url, token_env, retries, backoff_s}.
+    """
     from gropius.rewards import code
     from gropius.sandbox.base import TIERS
+    from gropius.sandbox.remote import service_of
 
     if minimum not in TIERS:
         raise RecipeError(f'reward code: minimum = "{minimum}"; {did_you_mean(minimum, TIERS)}')
     tier = next(tier for tier in TIERS if tier == minimum)
-    return code.code(minimum=tier, wall_s=wall_s, memory_mb=memory_mb, partial=partial, slots=slots)
+    try:
+        service = service_of(remote) if remote is not None else None
+    except (TypeError, ValueError) as problem:
+        raise RecipeError(f"reward code: {problem}") from None
+    return code.code(code.Place(tier, slots, service), wall_s=wall_s, memory_mb=memory_mb, partial=partial)
 
 
 def _reasoning_gym(*, tag: str = "answer", partial: bool = False, wall_s: float = 5.0, memory_mb: int = 2048) -> Reward:

@@ -13,6 +13,7 @@ from typing import Any
 
 from gropius.errors import RewardError
 from gropius.rewards.base import RewardPart, Scorer
+from gropius.rewards.gold import unusable_gold
 from gropius.rewards.trials import TRIALS, Case, Trial, cases_of, gold_turns, perform
 from gropius.tasks.base import TaskSet
 from gropius.tasks.preflight import Finding, finding, preflight
@@ -20,6 +21,7 @@ from gropius.types import Episode, Task, Verdict
 
 REPEATS = 10
 SLOW_S = 1.0
+SLOWER = 3.0
 DOMINATES = 0.9
 PAYS = 0.5
 LABEL = "check"
@@ -119,7 +121,7 @@ async def check(tasks: TaskSet, scorer: Scorer, parts: Sequence[RewardPart], pla
     keys = {task.key for task in gold}
     gold = [*gold, *(task for task in chosen if task.key not in keys)]
     programs = any(part.name == "code" for part in parts)
-    findings = preflight(tasks, programs)
+    findings = [*preflight(tasks, programs), *unusable_gold(tasks, parts)]
     with tempfile.TemporaryDirectory(prefix="gropius-check-") as folder:
         stage = _Stage(tasks, scorer, plan, Path(folder) / "canary", programs)
         await stage.play_all(chosen, gold)
@@ -228,12 +230,21 @@ def _of_policies(scores: dict[str, Score], tasks: TaskSet) -> list[Finding]:
                         "reject what a model writes, void only what is your own fault", [t.key for t, _ in voids])
             )  # fmt: skip
         found += _of_pay(name, score, gold)
-        if score.rows and score.time_s / len(score.rows) > SLOW_S:
-            found.append(
-                finding(f"{name} is slow", f"{score.time_s / len(score.rows):.1f} s an answer from a policy that "
-                        f"{score.trial.does}", "bound the size of an answer before working on it", note=True)
-            )  # fmt: skip
+        found += _of_time(name, score, gold)
     return found
+
+
+def _of_time(name: str, score: Score, gold: Score | None) -> list[Finding]:
+    """More than a second an answer: a finding where the answer is what takes it, a note where gold takes as long."""
+    if not score.rows or (each := score.time_s / len(score.rows)) <= SLOW_S:
+        return []
+    usual = gold.time_s / len(gold.rows) if gold is not None and gold.rows else 0.0
+    return [
+        finding(f"{name} is slow",
+                f"{each:.1f} s an answer from a policy that {score.trial.does}, {usual:.1f} s from gold",
+                "bound the size of an answer before working on it: a verdict belongs under a second",
+                note=each <= SLOWER * usual)
+    ]  # fmt: skip
 
 
 def _of_gold(gold: Score, tasks: TaskSet) -> list[Finding]:

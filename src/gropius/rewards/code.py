@@ -14,7 +14,7 @@ import builtins
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -23,6 +23,7 @@ from gropius.rewards.answers.extract import without_thinking
 from gropius.sandbox.base import Grade, Limits, SandboxUnavailable, Tier
 from gropius.sandbox.grade import FunctionTests, InputTests, grade
 from gropius.sandbox.questions import NotAQuestion, as_check, questions_of
+from gropius.sandbox.remote import RemoteSandbox, Service, open_remote
 from gropius.sandbox.tiers import Sandbox, open_sandbox
 from gropius.types import Episode, Outcome, Task, rejected, scored, void
 
@@ -50,20 +51,30 @@ class NoCode(Exception):
         self.reason = reason
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where programs run. minimum: the weakest isolation of this machine that may be used ("bubblewrap", "landlock", or
+    "none", which is unsafe). slots: programs at once; 0 is twice the processors, or 8 at a service. remote: a service
+    that runs them instead of this machine.
+    """
+
+    minimum: Tier = "landlock"
+    slots: int = 0
+    remote: Service | None = None
+
+
 def code(
-    minimum: Tier = "landlock",
+    place: Place = Place(),
     wall_s: float = 10.0,
     memory_mb: int = 512,
     partial: bool = False,
     repeats: int = 1,
-    slots: int = 0,
 ) -> Callable[[Episode], Outcome]:
     """A reward: 1 when the reply's program passes every test of the task, else rejected with the reason.
 
-    minimum: the weakest isolation that may be used ("bubblewrap", "landlock", or "none", which is unsafe). Where it is
-    missing the outcome is void, never 0. wall_s: time limit of one program. memory_mb: of each of its processes.
-    partial: the share of tests passed instead of all or nothing. repeats: run the program so often; when the results
-    differ it is rejected as flaky (clock, random numbers). slots: programs at once; 0 is twice the processors.
+    place: where programs run; where it is missing the outcome is void, never 0. wall_s: time limit of one program.
+    memory_mb: of each of its processes. partial: the share of tests passed instead of all or nothing. repeats: run the
+    program so often; when the results differ it is rejected as flaky (clock, random numbers).
     """
     limits = Limits(wall_s=wall_s, memory_bytes=memory_mb << 20)
 
@@ -78,7 +89,7 @@ def code(
         except NoCode as problem:
             return rejected(problem.reason)
         try:
-            sandbox = _shared_sandbox(minimum, limits, slots)
+            sandbox = _shared_sandbox(place, limits)
         except SandboxUnavailable as problem:
             return void(str(problem))
         prompt = episode.task.metadata.get("prompt")
@@ -279,6 +290,8 @@ def _parses(text: str) -> bool:
 
 
 @lru_cache(maxsize=8)
-def _shared_sandbox(minimum: Tier, limits: Limits, slots: int) -> Sandbox:
+def _shared_sandbox(place: Place, limits: Limits) -> Sandbox | RemoteSandbox:
     """One sandbox for all rewards with the same limits, so that its slots bound what runs at once."""
-    return open_sandbox(minimum, limits, slots)
+    if place.remote is not None:
+        return open_remote(place.remote, limits, place.slots or 8)
+    return open_sandbox(place.minimum, limits, place.slots)

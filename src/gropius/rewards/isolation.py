@@ -8,6 +8,7 @@ from typing import Any
 from gropius.rewards import APART
 from gropius.sandbox.base import TIERS, SandboxUnavailable
 from gropius.sandbox.confine import landlock_version
+from gropius.sandbox.remote import open_remote, service_of
 from gropius.sandbox.tiers import open_sandbox
 
 FORK = "landlock fork"
@@ -20,7 +21,9 @@ def isolation(parts: Sequence[Mapping[str, Any]], environment: str = "") -> dict
     programs. None when nothing a model wrote is run. Raises SandboxUnavailable (exit 3) when this machine cannot
     isolate as demanded.
     """
-    demands = [(part.get("options") or {}).get("minimum", "landlock") for part in parts if part["name"] == "code"]
+    programs = [part.get("options") or {} for part in parts if part["name"] == "code"]
+    services = [service_of(options["remote"]) for options in programs if options.get("remote") is not None]
+    demands = [options.get("minimum", "landlock") for options in programs if options.get("remote") is None]
     demands += [environment] if environment else []
     names = [part["name"] for part in parts if part["name"] in APART]
     names += ["math_verify" for part in parts if (part.get("options") or {}).get("second") and part["name"] == "math"]
@@ -29,6 +32,9 @@ def isolation(parts: Sequence[Mapping[str, Any]], environment: str = "") -> dict
         minimum = min((tier for tier in TIERS if tier in demands), key=TIERS.index)
         tier = open_sandbox(minimum).tier
         stamp = {"minimum": minimum, "tier": tier, "unsafe": tier == "none"}
+    for service in dict.fromkeys(services):
+        found = open_remote(service).tier
+        stamp = {**stamp, "remote": found} if stamp else {"minimum": found, "tier": found, "unsafe": False}
     if names:
         if landlock_version() < 1:
             raise SandboxUnavailable(

@@ -31,7 +31,7 @@ def verify(reply: str, gold: str, simplified: bool = True) -> Outcome:
     'several answers'
     """
     try:
-        expected = _read_gold(gold_of(gold))
+        expected = read_gold(gold)
     except AnswerError as problem:
         return void(f"the gold answer cannot be used: {problem.reason}")
     try:
@@ -71,6 +71,11 @@ def math(simplified: bool = True) -> Callable[[Episode], Outcome]:
         return verify(episode.last_reply, gold, simplified)
 
     return reward
+
+
+def read_gold(gold: str) -> Answer:
+    """The answer of a gold solution as it is compared with. Raises AnswerError when it cannot be used."""
+    return _read_gold(gold_of(gold))
 
 
 @lru_cache(maxsize=4096)

@@ -22,10 +22,13 @@ from gropius.sandbox.base import (
     SandboxUnavailable,
 )
 from gropius.sandbox.questions import NotAQuestion, Question, as_check, questions_of
+from gropius.sandbox.remote import RemoteSandbox, RemoteSession
 from gropius.sandbox.session import ProgramFailed, Session, answer_failure
 from gropius.sandbox.tiers import Sandbox
 from gropius.sandbox.values import decode, to_source
 
+AnySandbox = Sandbox | RemoteSandbox
+AnySession = Session | RemoteSession
 MAX_CALLS = 20_000
 
 
@@ -55,7 +58,7 @@ class InputTests:
     shown: int = 0
 
 
-def grade(sandbox: Sandbox, program: str, tests: FunctionTests | InputTests, stop_at_first: bool = True) -> Grade:
+def grade(sandbox: AnySandbox, program: str, tests: FunctionTests | InputTests, stop_at_first: bool = True) -> Grade:
     """Run `program` against `tests`. Never raises for what the program does; "unavailable" when isolation failed twice.
 
     stop_at_first: False counts every test (for partial credit).
@@ -72,7 +75,7 @@ def grade(sandbox: Sandbox, program: str, tests: FunctionTests | InputTests, sto
 
 
 def grade_all(
-    sandbox: Sandbox, work: Sequence[tuple[str, FunctionTests | InputTests]], stop_at_first: bool = True
+    sandbox: AnySandbox, work: Sequence[tuple[str, FunctionTests | InputTests]], stop_at_first: bool = True
 ) -> list[Grade]:
     """Grade many programs, as many at once as the sandbox has slots."""
     with ThreadPoolExecutor(sandbox.slots) as threads:
@@ -94,7 +97,7 @@ class _Tally:
         self.shown_passed += shown and problem is None
         self.first = self.first or problem
 
-    def grade(self, sandbox: Sandbox, session: Session) -> Grade:
+    def grade(self, sandbox: AnySandbox, session: AnySession) -> Grade:
         shown = self.shown_passed == self.shown if self.shown else None
         if self.first is None:
             return Grade("passed", "", self.passed, self.total, "", sandbox.tier, session.wall_s, shown)
@@ -102,7 +105,7 @@ class _Tally:
         return Grade("failed", reason, self.passed, self.total, detail, sandbox.tier, session.wall_s, shown)
 
 
-def _grade_function(sandbox: Sandbox, program: str, tests: FunctionTests, stop_at_first: bool) -> Grade:
+def _grade_function(sandbox: AnySandbox, program: str, tests: FunctionTests, stop_at_first: bool) -> Grade:
     items = [(item, n < tests.shown) for n, test in enumerate(tests.tests) for item in _items(test, tests.entry)]
     tally = _Tally(len(items), sum(shown for _, shown in items))
     if not items:
@@ -110,6 +113,7 @@ def _grade_function(sandbox: Sandbox, program: str, tests: FunctionTests, stop_a
     with sandbox.session("function") as session:
         try:
             session.start(f"{tests.setup}\n{program}" if tests.setup else program)
+            session.foresee([_callable(tests.entry), *(item.ask for item, _ in items if isinstance(item, Question))])
             _require(session, tests.entry)
         except ProgramFailed as problem:
             tally.first = problem
@@ -135,13 +139,17 @@ def _items(test: str, entry: str) -> list[Question] | list[str]:
         return [test]
 
 
-def _require(session: Session, entry: str) -> None:
+def _require(session: AnySession, entry: str) -> None:
     """The function under test must exist."""
-    if decode(session.ask(f"callable(globals().get({entry!r}))").get("value")) is not True:
+    if decode(session.ask(_callable(entry)).get("value")) is not True:
         raise ProgramFailed(MISSING, entry)
 
 
-def _ask(session: Session, question: Question) -> ProgramFailed | None:
+def _callable(entry: str) -> str:
+    return f"callable(globals().get({entry!r}))"
+
+
+def _ask(session: AnySession, question: Question) -> ProgramFailed | None:
     try:
         answer = session.ask(question.ask)
         problem = answer_failure(answer)
@@ -158,11 +166,11 @@ def _over(problem: ProgramFailed) -> bool:
     return not (problem.reason.startswith((WRONG, ERROR)) or problem.reason in (MEMORY, LIMIT, "type"))
 
 
-def _run_tests(sandbox: Sandbox, session: Session, test: str, tests: FunctionTests) -> ProgramFailed | None:
+def _run_tests(sandbox: AnySandbox, session: AnySession, test: str, tests: FunctionTests) -> ProgramFailed | None:
     """Let tests run in a process of their own; their calls go to the program's session and back as plain values."""
     source = f"import math, sys\n{tests.helpers}\n{tests.entry} = candidate\n{as_check(test)}"
     limits = replace(session.limits, source_bytes=8 << 20, answer_bytes=64 << 20)
-    with sandbox.session("tests", limits) as judge:
+    with sandbox.judge(limits) as judge:
         try:
             judge.start(source)
             reply = judge.send("check(candidate)")
@@ -188,7 +196,7 @@ def _tests_broken(problem: ProgramFailed) -> ProgramFailed:
     raise SandboxUnavailable(f"the tests do not run: {problem.reason} {problem.detail}") from problem
 
 
-def _forward(session: Session, entry: str, call: Any) -> str | ProgramFailed:
+def _forward(session: AnySession, entry: str, call: Any) -> str | ProgramFailed:
     """One call of the tests, answered by the program; a Python literal for the tests' side."""
     args, kwargs = decode(call)
     named = [f"{name}={to_source(value)}" for name, value in kwargs.items()]
@@ -199,11 +207,12 @@ def _forward(session: Session, entry: str, call: Any) -> str | ProgramFailed:
         return problem
 
 
-def _grade_inputs(sandbox: Sandbox, program: str, tests: InputTests, stop_at_first: bool) -> Grade:
+def _grade_inputs(sandbox: AnySandbox, program: str, tests: InputTests, stop_at_first: bool) -> Grade:
     tally = _Tally(len(tests.cases), tests.shown)
     with sandbox.session("stdin") as session:
         try:
             session.start(program)
+            session.foresee([given for given, _ in tests.cases])
             for n, (given, expected) in enumerate(tests.cases):
                 problem = _judge_output(session.ask(given), expected)
                 tally.add(problem, n < tests.shown)

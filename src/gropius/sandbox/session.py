@@ -98,16 +98,16 @@ class Session:
             raise ProgramFailed(LIMIT, f"the program has {len(data)} bytes, {self.limits.source_bytes} are allowed")
         self._spawn()
         self.deadline = time.monotonic() + START_S
-        first = self._exchange(_frame(repr(self._settings()).encode()) + _frame(data))
+        first = self._exchange(frame(repr(self._settings()).encode()) + frame(data))
         if "hello" not in first:
             raise SandboxUnavailable(f"the sandbox did not start: {first}")
         self.started_at = time.monotonic()
         self.deadline = self.started_at + self.limits.wall_s
-        self._raise_failure(self._exchange(b""), "ready")
+        failure_of_start(self._exchange(b""), "ready")
 
     def ask(self, question: str) -> dict[str, Any]:
         """Send one question (an expression, or one standard input) and return its answer, an object with "i"."""
-        answer = self._exchange(_frame(question.encode("utf-8", "surrogatepass")))
+        answer = self._exchange(frame(question.encode("utf-8", "surrogatepass")))
         if "exited" in answer:
             raise ProgramFailed(EXITED)
         if answer.get("i") != self._asked:
@@ -115,9 +115,12 @@ class Session:
         self._asked += 1
         return answer
 
-    def send(self, frame: str) -> dict[str, Any]:
+    def foresee(self, questions: Sequence[str]) -> None:
+        """Nothing to prepare: the process is here."""
+
+    def send(self, text: str) -> dict[str, Any]:
         """Send any frame and return whatever comes back next (the dialogue of a test process)."""
-        return self._exchange(_frame(frame.encode("utf-8", "surrogatepass")))
+        return self._exchange(frame(text.encode("utf-8", "surrogatepass")))
 
     def quiet(self) -> None:
         """Refuse answers to questions that were not asked."""
@@ -188,7 +191,7 @@ class Session:
         while True:
             line = self._line()
             if line is not None and not pending:
-                return _object(line)
+                return object_of(line)
             if self._ended:
                 self._raise_end()
             left = self.deadline - time.monotonic()
@@ -247,18 +250,6 @@ class Session:
         line = bytes(self._received[:at])
         del self._received[: at + 1]
         return line
-
-    def _raise_failure(self, answer: dict[str, Any], expected: str) -> None:
-        if expected in answer:
-            return
-        for key, reason in (("syntax", SYNTAX), ("memory", MEMORY), ("limit", LIMIT)):
-            if key in answer:
-                raise ProgramFailed(reason, str(answer.get("text", answer[key]))[:300])
-        if "exited" in answer:
-            raise ProgramFailed(EXITED)
-        if "error" in answer:
-            raise ProgramFailed(f"{ERROR}: {answer['error']}"[:80], str(answer.get("text", ""))[:300])
-        raise ProgramFailed(PROTOCOL, str(answer)[:200])
 
     def _raise_end(self) -> None:
         """The process is gone, or its end of the pipe is: name the cause."""
@@ -338,6 +329,20 @@ def sweep(uid: int) -> int:
     return found
 
 
+def failure_of_start(answer: dict[str, Any], expected: str) -> None:
+    """Raise ProgramFailed for what the driver says in place of `expected` once the program's top level ran."""
+    if expected in answer:
+        return
+    for key, reason in (("syntax", SYNTAX), ("memory", MEMORY), ("limit", LIMIT)):
+        if key in answer:
+            raise ProgramFailed(reason, str(answer.get("text", answer[key]))[:300])
+    if "exited" in answer:
+        raise ProgramFailed(EXITED)
+    if "error" in answer:
+        raise ProgramFailed(f"{ERROR}: {answer['error']}"[:80], str(answer.get("text", ""))[:300])
+    raise ProgramFailed(PROTOCOL, str(answer)[:200])
+
+
 def answer_failure(answer: dict[str, Any]) -> ProgramFailed | None:
     """What went wrong inside one question; None when it has a value."""
     if "unserialisable" in answer:
@@ -358,11 +363,13 @@ def _read(fd: int) -> bytes | None:
         return None
 
 
-def _frame(data: bytes) -> bytes:
+def frame(data: bytes) -> bytes:
+    """Bytes as the driver reads them: a length, a line end, the bytes."""
     return str(len(data)).encode() + b"\n" + data
 
 
-def _object(line: bytes) -> dict[str, Any]:
+def object_of(line: bytes) -> dict[str, Any]:
+    """One line of answers. Raises ProgramFailed (protocol) for anything but a JSON object."""
     try:
         parsed = json.loads(line)
     except (ValueError, RecursionError):

@@ -18,7 +18,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -70,6 +70,10 @@ class Sandbox:
             if folder:
                 shutil.rmtree(folder, ignore_errors=True)
             free.put(None)
+
+    def judge(self, limits: Limits) -> AbstractContextManager[Session]:
+        """A process for tests that run themselves, in slots of their own."""
+        return self.session("tests", limits)
 
 
 def open_sandbox(minimum: Tier = "landlock", limits: Limits | None = None, slots: int = 0) -> Sandbox:
