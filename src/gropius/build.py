@@ -51,7 +51,6 @@ from gropius.train.loop import Run, State
 from gropius.train.optim import Optimiser, OptimiserSettings
 from gropius.train.origin import origin
 from gropius.train.progress import Progress
-from gropius.train.room import fitting
 from gropius.train.sft import WarmStart, imitation, warm_start
 from gropius.train.step import Learner, LearnerSettings, UpdateReport
 from gropius.train.trial import one_batch
@@ -386,10 +385,9 @@ def _machine(resolved: Resolved, loaded: LoadedModel) -> Machine:
 
 
 def preflight(resolved: Resolved, measure: bool = False) -> list[Finding]:
-    """What is wrong with a recipe's data and rewards, without a step: files, columns, reward names, gold, isolation.
+    """What is wrong with a recipe's data and rewards, without a step. measure: load the model, to measure the prompts.
 
-    measure: load the model as well, and find prompts that leave no room for a whole reply. Errors: DataError,
-    RecipeError, SafetyRefusal, ModelError for what cannot be opened at all.
+    Errors: DataError, RecipeError, SafetyRefusal, ModelError for what cannot be opened at all.
     """
     found = tasks(resolved)
     isolation(resolved, found)
@@ -400,8 +398,8 @@ def preflight(resolved: Resolved, measure: bool = False) -> list[Finding]:
         loaded = model(resolved)
         chat = _chat(resolved, found, loaded)
         room = resolved.rollout.max_tokens
-        every = (*found.train, *found.held_out)
-        findings += overlong(every, lambda t: len(chat.prompt_ids(t.messages())), loaded.context_length, room)
+        length = lambda task: len(chat.prompt_ids(task.messages()))  # noqa: E731
+        findings += overlong((*found.train, *found.held_out), length, loaded.context_length, room)
     return findings
 
 

@@ -98,6 +98,7 @@ class _Tally:
         self.first = self.first or problem
 
     def grade(self, sandbox: AnySandbox, session: AnySession) -> Grade:
+        """What became of the program so far."""
         shown = self.shown_passed == self.shown if self.shown else None
         if self.first is None:
             return Grade("passed", "", self.passed, self.total, "", sandbox.tier, session.wall_s, shown)
