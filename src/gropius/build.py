@@ -395,11 +395,10 @@ def preflight(resolved: Resolved, measure: bool = False) -> list[Finding]:
         programs = any(part.name == "code" for part in judge.parts)
         findings = [*look_over(found, programs), *unusable_gold(found, judge.parts)]
     if measure:
-        loaded = model(resolved)
-        chat = _chat(resolved, found, loaded)
-        room = resolved.rollout.max_tokens
+        chat = _chat(resolved, found, loaded := model(resolved))
         length = lambda task: len(chat.prompt_ids(task.messages()))  # noqa: E731
-        findings += overlong((*found.train, *found.held_out), length, loaded.context_length, room)
+        every, room = (*found.train, *found.held_out), resolved.rollout.max_tokens
+        findings += overlong(every, length, loaded.context_length, room)
     return findings
 
 
