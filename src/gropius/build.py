@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import os
-import shutil
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -22,7 +20,7 @@ from gropius.models.tiny import TinyShape
 from gropius.objective.spec import Objective
 from gropius.plan.counts import PassCounts
 from gropius.recipe import from_dict
-from gropius.recipe.capacity import Machine, refuse_what_cannot_fit
+from gropius.recipe.capacity import refuse_what_cannot_fit
 from gropius.recipe.resolve import Resolved
 from gropius.records import faults
 from gropius.records.reader import RunReader
@@ -49,6 +47,7 @@ from gropius.train.invariance import Invariance, invariances
 from gropius.train.keep import Keeper
 from gropius.train.loop import Run, State
 from gropius.train.optim import Optimiser, OptimiserSettings
+from gropius.train.machine import machine_of
 from gropius.train.origin import origin
 from gropius.train.progress import Progress
 from gropius.train.sft import WarmStart, imitation, warm_start
@@ -198,7 +197,7 @@ def train(resolved: Resolved, progress: Progress) -> Path:
     faults.arm_from_environment()
     randomness.seed_all(resolved.seed)
     with closing(_parts(resolved, progress)) as parts:
-        refuse_what_cannot_fit(resolved, parts.loaded.model.num_parameters(), _machine(resolved, parts.loaded))
+        refuse_what_cannot_fit(resolved, parts.loaded.model.num_parameters(), machine_of(resolved.folder, parts.loaded))
         document = resolved.as_dict() | parts.facts | {"origin": _origin(resolved, parts)}
         with RunWriter.create(resolved.folder, document) as writer, StopRequest(progress.note) as stop:
             writer.write_tokenizer(parts.loaded.tokenizer.backend_tokenizer.to_str())
@@ -370,18 +369,6 @@ def pass_counts(resolved: Resolved, prompts: int, progress: Progress) -> PassCou
             _warm_start(resolved, parts, progress)
         parts.player.engine.set_policy(0, weight_digest(parts.loaded.model))
         return asyncio.run(pass_rates.pass_counts(resolved, parts.loaded, parts.player, prompts))
-
-
-def _machine(resolved: Resolved, loaded: LoadedModel) -> Machine:
-    """Memory of the device that the model lies on, and free disk where the run folder will be."""
-    place = resolved.folder.absolute()
-    while not place.exists():
-        place = place.parent
-    if loaded.model.device.type == "cuda":
-        memory = torch.cuda.get_device_properties(loaded.model.device).total_memory
-    else:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Machine(memory, shutil.disk_usage(place).free)
 
 
 def preflight(resolved: Resolved, measure: bool = False) -> list[Finding]:
