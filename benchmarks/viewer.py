@@ -62,7 +62,7 @@ def make(folder: Path, steps: int, tokens: int) -> float:
     """Write the run; seconds. The rows of one step stand for all, with their own ids, rewards and states."""
     from gropius.objective.spec import Objective
     from gropius.records import ResponseRecord, RunWriter
-    from gropius.records.schema import to_table
+    from gropius.records.schema import REPEATED, row_group_size, to_table
     from gropius.types import scored
 
     began, random = time.monotonic(), np.random.default_rng(0)
@@ -106,8 +106,9 @@ def make(folder: Path, steps: int, tokens: int) -> float:
                 at = table.schema.get_field_index(name)
                 table = table.set_column(at, table.schema.field(at), values)
             pq.write_table(
-                table, folder / "rollouts" / f"step-{step:06d}.parquet", compression="zstd", write_page_checksum=True
-            )
+                table, folder / "rollouts" / f"step-{step:06d}.parquet", row_group_size=row_group_size(records),
+                compression="zstd", write_page_checksum=True, use_dictionary=REPEATED,
+            )  # fmt: skip
             writer.write_metrics(
                 step, {"reward": float(rewards.mean()), "loss": 0.1, "step_time": 1.0, "tokens_sampled": STEP * tokens}
             )

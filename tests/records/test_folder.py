@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from gropius.errors import RunFolderError, RunHalted
@@ -91,6 +93,20 @@ class TestRollouts:
             run.write_rollouts(1, records)
         table = RunReader(folder).table(1, ["group_id", "reward"])
         assert table is not None and table.column_names == ["group_id", "reward"] and table.num_rows == 9
+
+    def test_a_step_of_long_responses_lies_in_row_groups_that_are_read_apart_and_of_short_ones_in_one(
+        self, folder: Path, records: list[ResponseRecord]
+    ) -> None:
+        long = np.zeros(60_000, np.int64)
+        few = [dataclasses.replace(records[0], response_ids=long, loss_mask=np.ones(60_000, np.bool_),
+                                   token_advantages=None, sampler=None, drawn=None, anchor=None, policy=None,
+                                   reference=None, entropy=None, weight=None, contribution=None)]  # fmt: skip
+        many = [dataclasses.replace(few[0], member=i) for i in range(130)]
+        with RunWriter.create(folder, DOCUMENT) as run:
+            sizes = [pq.ParquetFile(run.write_rollouts(step, rows)) for step, rows in ((1, many), (2, records))]
+        assert [sizes[0].metadata.row_group(i).num_rows for i in range(3)] == [64, 64, 2]
+        assert sizes[1].num_row_groups == 1
+        assert [r.member for r in RunReader(folder).rollouts(1)] == list(range(130))
 
 
 class TestMetricsFile:

@@ -69,6 +69,9 @@ ROLLOUT_SCHEMA: pa.Schema = pa.schema(
         pa.field("contribution", _FLOATS),
     ]
 )
+ROW_GROUP_ROWS, ROW_GROUP_TOKENS = 64, 1 << 18
+# Columns whose values repeat. A dictionary of log-probabilities costs time and room, as no two are the same.
+REPEATED = ["group_id", "task_key", "status", "reason", "state", "finish_reason", "weight_digest", "prompt_text"]
 _SURROGATE = re.compile("[\ud800-\udfff]")
 TOKEN_LISTS = (
     "token_advantages", "sampler", "drawn", "anchor", "policy", "reference", "entropy", "weight", "contribution",
@@ -216,6 +219,14 @@ def _record(step: int, episode: Episode, where: tuple[int, bool, str], added: Tr
         drawn=episode.drawn_logprobs,
         **{field.name: getattr(added, field.name) for field in dataclasses.fields(Trained)},
     )
+
+
+def row_group_size(records: Sequence[ResponseRecord]) -> int:
+    """Rows of one row group, the least that a reader of one group unpacks: 256k tokens of the mean length, 64 rows or
+    more. Short responses stay in one row group, whose columns are read at once.
+    """
+    mean = sum(len(record.response_ids) for record in records) / max(len(records), 1)
+    return max(ROW_GROUP_ROWS, int(ROW_GROUP_TOKENS / max(mean, 1.0)))
 
 
 def to_table(records: Sequence[ResponseRecord], *, token_lists: bool = True) -> pa.Table:

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from gropius.errors import RunFolderError, RunHalted
 from gropius.records import faults
-from gropius.records.schema import ResponseRecord, clean_text, to_table
+from gropius.records.schema import REPEATED, ResponseRecord, clean_text, row_group_size, to_table
 
 LOCK = "run.lock"
 RESOLVED = "resolved.json"
@@ -169,7 +169,9 @@ class RunWriter:
     def write_rollouts(self, step: int, records: Sequence[ResponseRecord], *, token_lists: bool = True) -> Path:
         """Write a step's responses; writing a step again replaces it. Errors: RunHalted when the disk refuses."""
         sink = pa.BufferOutputStream()
-        pq.write_table(to_table(records, token_lists=token_lists), sink, compression="zstd", write_page_checksum=True)
+        table = to_table(records, token_lists=token_lists)
+        pq.write_table(table, sink, row_group_size=row_group_size(records), compression="zstd",
+                       write_page_checksum=True, use_dictionary=REPEATED)  # fmt: skip
         path = rollout_file(self.folder, step)
         write_whole(path, sink.getvalue())
         faults.reached("rollouts.written")
