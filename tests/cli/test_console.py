@@ -6,7 +6,9 @@ import io
 from types import SimpleNamespace
 from typing import Any
 
-from gropius.cli.console import Console, clock, step_line
+import pytest
+
+from gropius.cli.console import Console, clock, print_outcome, step_line
 from gropius.records.intervals import Share
 
 METRICS = {
@@ -71,3 +73,21 @@ def test_foreign_text_is_inert_with_and_without_a_terminal() -> None:
 
 def test_time_left_is_rounded_to_seconds() -> None:
     assert [clock(s) for s in (0, 59.4, 60, 3599.6)] == ["0:00", "0:59", "1:00", "1:00:00"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("out", "err", "told"), [(True, True, 0), (False, True, 1), (True, False, 1)])
+def test_an_evaluation_that_a_terminal_has_shown_is_not_printed_again(
+    out: bool, err: bool, told: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stdout, stderr = (Terminal() if terminal else io.StringIO() for terminal in (out, err))
+    console = Console(stderr, live=False)
+    console.held_out("after", FOUND)
+    monkeypatch.setattr("sys.stdout", stdout)
+    print_outcome(console, "runs/a")
+    assert stdout.getvalue().count("held-out after") == told and stderr.getvalue().count("held-out after") == 1
+    assert "run folder  runs/a" in stdout.getvalue()

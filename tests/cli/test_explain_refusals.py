@@ -39,3 +39,22 @@ def test_a_damaged_rollout_file_is_refused_and_named(tmp_path: Path, capsys: pyt
     (tmp_path / "r" / "resolved.json").write_text(json.dumps(resolved.as_dict()))
     (tmp_path / "r" / "rollouts" / "step-000001.parquet").write_bytes(b"PAR1 torn")
     assert "step-000001.parquet: damaged" in refusal(capsys, str(tmp_path / "r"))
+
+
+def test_what_adds_exactly_nothing_is_one_line_and_no_zero_has_a_sign(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def response(reward: float, length: int) -> dict[str, object]:
+        return {"reward": reward, "length": length, "policy": [-0.5] * length}
+
+    path = tmp_path / "b.json"
+    dead = {"id": "dead", "responses": [response(0, 30), response(0, 40)]}
+    live = {"id": "live", "responses": [response(1, 2), response(0, 3), response(0.5, 50)]}
+    path.write_text(json.dumps({"groups": [dead, live]}))
+    with pytest.raises(SystemExit) as ended:
+        main(["explain", str(path), "--preset", "dr_grpo", "--set", "objective.aggregate.length=8"])
+    out = capsys.readouterr().out
+    assert ended.value.code == 0 and "all 2 responses are skipped: each of their 70 tokens adds exactly 0" in out
+    rows = out.split("group live")[1].splitlines()
+    assert [row.split()[:3] for row in rows if "skipped" in row] == [["2", "skipped", "0-49"]]
+    assert sum(row.startswith(("0 ", "1 ")) for row in rows) == 5 and " -0 " not in out and "-0\n" not in out

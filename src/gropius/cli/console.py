@@ -31,6 +31,11 @@ class Console:
         self._durations: list[float] = []
         self.evaluations: dict[str, HeldOut] = {}
 
+    @property
+    def on_terminal(self) -> bool:
+        """True when a person sees the lines as they come."""
+        return self._stream.isatty()
+
     def note(self, text: str) -> None:
         """Show something a person should know."""
         self._line(f"· {text}")
@@ -137,10 +142,14 @@ def clock(seconds: float) -> str:
 
 
 def print_outcome(console: Console, folder: object) -> None:
-    """Print on stdout what a finished run found: before and after with intervals, and where to look next."""
-    for label, found in console.evaluations.items():
-        if label in ("before", "after"):
-            print_text(held_out_line(label, found))
+    """Print on stdout what a finished run found: before and after with intervals, and where to look next.
+
+    A terminal that shows stderr too has the evaluations already.
+    """
+    if not (sys.stdout.isatty() and console.on_terminal):
+        for label, found in console.evaluations.items():
+            if label in ("before", "after"):
+                print_text(held_out_line(label, found))
     print_text(
         f"run folder  {folder}",
         f"next        gropius eval {folder}    gropius play {folder}    less {folder}/metrics.jsonl",

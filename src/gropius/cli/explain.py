@@ -21,7 +21,9 @@ def command(
     rewards: Annotated[
         str | None, typer.Option("--rewards", metavar="R,R,…", help="One group's rewards, e.g. 1,1,0,0.")
     ] = None,
-    objective: Annotated[str, typer.Option("--objective", metavar="PRESET", help="The preset to start from.")] = "grpo",
+    objective: Annotated[
+        str, typer.Option("--objective", "--preset", metavar="PRESET", help="The preset to start from.")
+    ] = "grpo",
     step: Annotated[int | None, typer.Option("--step", metavar="N", help="Of a run: which step; the last.")] = None,
     settings: Settings = [],  # noqa: B006  (typer copies the default)
     as_json: Json = False,
@@ -155,7 +157,12 @@ def _print_batch(report: dict[str, Any]) -> None:
         print_text(
             "", f"group {group['id']}: {group['state']}, mean {number(group['mean'])}, std {number(group['std'])}"
         )
-        rows = [row for index, response in enumerate(group["responses"]) for row in _token_rows(index, response)]
+        responses = group["responses"]
+        if all(response["skipped"] for response in responses):
+            tokens = sum(len(response["tokens"]) for response in responses)
+            print_text(f"all {len(responses)} responses are skipped: each of their {tokens} tokens adds exactly 0")
+            continue
+        rows = [row for index, response in enumerate(responses) for row in _token_rows(index, response)]
         print_table(("response", "token", "advantage", *_TOKEN_COLUMNS), rows)
     print_text(*(f"note: {note}" for note in report["notes"]))
 
@@ -164,11 +171,14 @@ _TOKEN_COLUMNS = ("weight", "ratio", "clipped", "surrogate", "kl", "contribution
 
 
 def _token_rows(index: int, response: dict[str, Any]) -> list[tuple[str, ...]]:
-    """One row a token; a response that is skipped or has no token gets one row for itself."""
+    """One row a token; a response that is skipped, so that all is 0, or has no token gets one row for itself."""
     advantage = response["advantage"]
     tokens = response["tokens"]
     if not tokens:
         return [(str(index), "–", number(advantage), *("–" for _ in _TOKEN_COLUMNS))]
+    if response["skipped"]:
+        one = next((value for value in advantage if value), 0.0) if isinstance(advantage, list) else advantage
+        return [(f"{index} skipped", f"0-{len(tokens) - 1}", number(one), *("0" for _ in _TOKEN_COLUMNS))]
     rows = []
     own = 0
     for position, token in enumerate(tokens):
@@ -176,8 +186,7 @@ def _token_rows(index: int, response: dict[str, Any]) -> list[tuple[str, ...]]:
         value = advantage[own] if isinstance(advantage, list) and not masked else advantage
         own += not masked
         cells = ["masked" if masked and name == "weight" else _cell(token.get(name)) for name in _TOKEN_COLUMNS]
-        rows.append((str(index) + (" skipped" if response["skipped"] else ""), str(position),
-                     "–" if masked else number(value), *cells))  # fmt: skip
+        rows.append((str(index), str(position), "–" if masked else number(value), *cells))
     return rows
 
 

@@ -78,9 +78,9 @@ def _rich_table(cells: Sequence[Sequence[str]], left: int) -> None:
 def number(value: object, digits: int = 4) -> str:
     """A number for a column, short; a dash for none.
 
-    >>> number(0.5), number(3), number(None), number(1e-7)
-    ('0.5', '3', '–', '1e-07')
+    >>> number(0.5), number(3), number(None), number(1e-7), number(-0.0)
+    ('0.5', '3', '–', '1e-07', '0')
     """
     if value is None:
         return "–"
-    return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
+    return f"{value + 0.0:.{digits}g}" if isinstance(value, float) else str(value)  # + 0.0 turns -0 into 0
