@@ -130,18 +130,35 @@ class Sampling:
         return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
 
 
+@dataclass(eq=False)
+class Bound:
+    """Tokens that each response of a collection may draw at most; may be lowered while they are being drawn."""
+
+    limit: int = 1 << 62
+
+
 @dataclass(frozen=True)
 class Request:
     """One response to draw: the ids so far, how to sample, and the random stream that belongs to this response.
 
     stream: (seed, step, group, member); draw number t of the stream decides generated token t, wherever and with
     whatever neighbours the row is decoded. offset: draws of the stream already used by earlier turns.
+    bound: ends the response as "cancelled" once it has drawn `bound.limit` - `spent` tokens, or some more (an engine
+    may look late, or never). goes_on: the ids drawn here are likely to be the beginning of another request's prompt.
     """
 
     prompt_ids: tuple[int, ...]
     sampling: Sampling
     stream: tuple[int, ...]
     offset: int = 0
+    bound: Bound | None = None
+    spent: int = 0
+    goes_on: bool = False
+
+    @property
+    def left(self) -> int:
+        """Tokens that the bound leaves now."""
+        return 1 << 62 if self.bound is None else max(0, self.bound.limit - self.spent)
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,7 +207,10 @@ class Environment(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Turn:
-    """A stretch of an episode's ids: the model's own tokens, or text that the environment put there (masked)."""
+    """A stretch of an episode's ids: the model's own tokens, or text that the environment put there (masked).
+
+    versions [T]: of the policy that drew each token, where several did; None: all are the episode's `policy_version`.
+    """
 
     role: Literal["model", "environment"]
     token_ids: NDArray[np.int64]
@@ -198,6 +218,7 @@ class Turn:
     logprobs: NDArray[np.float32] | None = None
     drawn_logprobs: NDArray[np.float32] | None = None
     finish_reason: FinishReason | None = None
+    versions: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,7 +227,7 @@ class Episode:
 
     group_id, member: explicit identity; `group_id` is unique in a run. prompt_ids [P]; turns: what followed.
     finish_reason: why the episode ended; "length" means truncated. verdict: None until scored.
-    sampling_time_s, scoring_time_s: seconds. policy_version, weight_digest: of the policy that drew it.
+    sampling_time_s, scoring_time_s: seconds. policy_version, weight_digest: of the policy that drew its last token.
     outcome_step: what the environment answered last, parts and raw metric included; None without an environment.
     """
 
@@ -246,6 +267,17 @@ class Episode:
     def drawn_logprobs(self) -> NDArray[np.float32]:
         """[T] log-probability under the (possibly truncated) distribution the token was drawn from; 0 where masked."""
         return self._per_token("drawn_logprobs")
+
+    @property
+    def token_versions(self) -> NDArray[np.int64] | None:
+        """[T] version of the policy that drew each token, where several did (0 where masked); else None."""
+        if all(turn.versions is None for turn in self.turns):
+            return None
+        versions = []
+        for turn in self.turns:
+            same = np.full(len(turn.token_ids), self.policy_version if turn.role == "model" else 0, np.int64)
+            versions.append(same if turn.versions is None else turn.versions)
+        return np.concatenate(versions)
 
     @property
     def completion(self) -> str:

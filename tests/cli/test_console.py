@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gropius.cli.console import Console, clock, print_outcome, step_line
+from gropius.cli.console import Console, budget_lines, clock, print_outcome, step_line
 from gropius.records.intervals import Share
 
 METRICS = {
@@ -31,6 +31,23 @@ def test_a_step_is_one_line_with_every_number_that_matters() -> None:
         "step   7/100  reward 0.531  held-out 0.610  no signal in 3 failed + 1 solved of 64 groups  loss -0.0123  "
         "grad 0.812  1,234 tok/s  left 3:06"
     )
+
+
+def test_the_last_summary_adds_up_what_sampling_cost() -> None:
+    step = {
+        "responses": 40, "tokens_sampled": 1000, "tokens_trained": 600, "tokens_dropped": 200, "tokens_aborted": 50,
+        "groups/count": 10, "groups/informative": 0.6, "groups/all_failed": 0.3, "groups/all_solved": 0.1,
+        "duplicates": 0.25, "groups_begun": 12, "responses_aborted": 8, "responses_resumed": 0, "responses_waiting": 0,
+    }  # fmt: skip
+    assert budget_lines([step, {"held_out/mean": 0.5}, step]) == [
+        "tokens      2,000 sampled, 1,200 trained; thrown away: 400 of dropped groups, 100 aborted",
+        "responses   80, 6.7 for each group that carries signal; 20 equal to an earlier sibling",
+        "groups      12 of 20 carry signal (6 all failed, 2 all solved)",
+        "cut         24 groups begun; 16 responses aborted, 0 gone on with in a later step",
+    ]
+    dead = step | {"groups/informative": 0.0, "responses_aborted": 0}
+    assert "no group had signal" in budget_lines([dead])[1] and len(budget_lines([dead])) == 3
+    assert budget_lines([{"held_out/mean": 0.5}]) == []
 
 
 def test_a_number_that_was_not_measured_is_left_out() -> None:

@@ -5,6 +5,7 @@ GROPIUS_VLLM_PYTHON names an interpreter that has it.
 """
 
 import asyncio
+import dataclasses
 import math
 from dataclasses import dataclass
 from functools import cache
@@ -30,7 +31,7 @@ from gropius.models.tiny import tiny_tokenizer
 from gropius.rollout.engine import Engine, ScriptedEngine
 from gropius.rollout.torch_engine import TorchEngine
 from gropius.rollout.vllm.engine import VllmEngine
-from gropius.types import Request, Sampling
+from gropius.types import Bound, Request, Sampling
 
 VOCABULARY, CONTEXT = 104, 48
 SHAPE = {
@@ -330,6 +331,29 @@ def test_a_cancelled_request_leaves_and_its_neighbours_are_untouched(bench):
     for result, wanted in zip(results[1::2], expected[1::2], strict=True):
         assert result.token_ids.tolist() == wanted.token_ids.tolist()
     assert bench.draw(requests[0])[0].token_ids.tolist() == expected[0].token_ids.tolist()
+
+
+def test_a_bound_lowered_on_the_way_cuts_a_response_and_changes_no_token(bench):
+    if isinstance(bench.engine, VllmEngine):
+        pytest.skip("looks at no bound: the collection cuts what it returns")
+    whole = bench.draw(*batch(max_tokens=20))
+    bound = Bound()
+
+    async def course():
+        requests = [dataclasses.replace(request, bound=bound, spent=i % 2) for i, request in enumerate(batch(20))]
+        jobs = [asyncio.create_task(bench.engine.complete(request)) for request in requests]
+        for _ in range(4):
+            await asyncio.sleep(0)
+        bound.limit = 9
+        return await asyncio.gather(*jobs)
+
+    for i, (cut, same) in enumerate(zip(asyncio.run(course()), whole, strict=True)):
+        assert cut.finish_reason == "cancelled" and len(cut.token_ids) == 9 - i % 2
+        assert cut.token_ids.tolist() == same.token_ids[: len(cut.token_ids)].tolist()
+    (nothing,) = bench.draw(dataclasses.replace(batch()[0], bound=bound, spent=9))
+    assert nothing.finish_reason == "cancelled" and len(nothing.token_ids) == 0
+    (short,) = bench.draw(dataclasses.replace(batch(5)[0], bound=bound))
+    assert short.finish_reason == "length" and len(short.token_ids) == 5
 
 
 def test_a_closed_engine_refuses(bench):

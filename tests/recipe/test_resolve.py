@@ -35,6 +35,12 @@ class TestContradictions:
         (("rollout.group_size=1",), "rollout.group_size", "no sibling"),
         (("rollout.temperature=0",), "rollout.temperature", "write temperature = 1.0"),
         (("rollout.max_turns=2", "rollout.max_episode_tokens=8"), "rollout.max_episode_tokens", "max_tokens = 8"),
+        (("rollout.oversample=2", "objective.selection.dead=grow"), "rollout.oversample", "write oversample = 1.0"),
+        (
+            ("rollout.oversample=2", "rollout.cut=resume", 'rollout.stop_strings=["x"]'),
+            "rollout.cut",
+            'write cut = "abort"',
+        ),
         (("rollout.token_budget=10",), "rollout.token_budget", "write at least 128"),
         (("objective.selection.dead=grow", "rollout.grow_limit=8"), "rollout.grow_limit", "write grow_limit = 32"),
         (
@@ -81,6 +87,8 @@ SERVER = ("rollout.vllm.mode=server", "rollout.vllm.address=/run/s")
 
 class TestUselessKeys:
     CASES = (
+        (("rollout.cut=resume",), "rollout.cut"),
+        (("rollout.group_schedule.window=3",), "rollout.group_schedule.window"),
         (("model.source=folder", "model.tiny.layers=2"), "model.tiny.layers"),
         (("rollout.max_episode_tokens=128",), "rollout.max_episode_tokens"),
         (("rollout.refill_attempts=9",), "rollout.refill_attempts"),

@@ -4,9 +4,11 @@ import asyncio
 
 import numpy as np
 import pytest
+import torch
 from tests.conformance.test_engines import MODELS, batch, bench_of, loaded, log_softmax, prompt
 
 from gropius.errors import EngineError
+from gropius.rollout.past import Past, Pasts
 from gropius.rollout.torch_engine import TorchEngine
 from gropius.types import Request, Sampling
 
@@ -111,3 +113,74 @@ def test_one_line_says_which_path_is_used():
     assert "own" in TorchEngine(loaded("llama")).describe()
     line = TorchEngine(loaded("gemma3")).describe()
     assert "transformers" in line and "Gemma3ForCausalLM" in line and "\n" not in line
+
+
+STOPS = tuple(range(4, 30))
+
+
+def turns_of(bench, turns=3, goes_on=True):
+    """Conversations of several turns, other ids between them; what was drawn, with its log-probabilities."""
+
+    async def conversation(group, member):
+        ids, drawn, said = prompt(3 + group), 0, []
+        for turn in range(turns):
+            sampling = Sampling(9, stop_token_ids=STOPS)
+            stream = (4, 4, group, member)
+            found = await bench.engine.complete(Request(ids, sampling, stream, drawn, goes_on=goes_on))
+            said.append(found)
+            drawn += len(found.token_ids)
+            ids = (*ids, *found.token_ids.tolist(), *prompt(1 + (turn + member) % 3, member))
+        return said
+
+    async def everyone():
+        return await asyncio.gather(*(conversation(group, member) for group in range(2) for member in range(4)))
+
+    return asyncio.run(everyone())
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name.endswith("/own")])
+def test_a_later_turn_reads_only_what_is_new_and_draws_the_same(name):
+    keeps, anew = bench_of(name), bench_of(name)
+    for kept, read in zip(turns_of(keeps), turns_of(anew, goes_on=False), strict=True):
+        for a, b in zip(kept, read, strict=True):
+            assert a.token_ids.tolist() == b.token_ids.tolist()
+            np.testing.assert_allclose(a.logprobs, b.logprobs, atol=2e-5)
+    some, all_of_it = keeps.engine.stats, anew.engine.stats
+    assert some.prompt_tokens == all_of_it.prompt_tokens
+    assert some.prompt_tokens_computed < 0.6 * all_of_it.prompt_tokens_computed
+    assert some.prompt_tokens_computed + some.prompt_tokens_kept == all_of_it.prompt_tokens_computed
+    assert all_of_it.prompt_tokens_kept == 0
+
+
+def test_what_is_kept_between_turns_is_bounded_and_goes_with_its_weights():
+    narrow = bench_of("llama/own", token_budget=80)
+    roomy = bench_of("llama/own")
+    for a, b in zip(turns_of(narrow), turns_of(roomy), strict=True):
+        assert [c.token_ids.tolist() for c in a] == [c.token_ids.tolist() for c in b]
+    assert narrow.engine._pasts.positions <= 40
+    assert narrow.engine.stats.prompt_tokens_kept < roomy.engine.stats.prompt_tokens_kept
+    assert len(roomy.engine._pasts) and roomy.engine.stats.peak_cache_bytes >= roomy.engine._pasts.bytes > 0
+    roomy.engine.set_policy(1, "new")
+    assert len(roomy.engine._pasts) == 0 and roomy.engine._pasts.positions == roomy.engine._pasts.bytes == 0
+
+
+def test_a_past_serves_only_a_prompt_that_goes_on_from_it():
+    def past(*ids):
+        tensor = torch.zeros(1, 1, len(ids), 2)
+        return Past(ids, tensor, tensor)
+
+    pasts = Pasts(10)
+    for stream, ids in (((1,), (5, 6)), ((2,), (5, 6)), ((3,), (5, 6))):
+        pasts.put(stream, past(*ids))
+    assert pasts.take((1,), (5, 7, 8)) is None and pasts.take((2,), (5, 6)) is None
+    assert pasts.take((4,), (5, 6, 7)) is None
+    assert pasts.take((3,), (5, 6, 7)).ids == (5, 6) and pasts.take((3,), (5, 6, 7)) is None
+    assert pasts.positions == 0
+    for stream in range(4):
+        pasts.put((stream,), past(1, 2, 3, 4))
+    assert len(pasts) == 2 and pasts.positions == 8
+    assert pasts.take((0,), (1, 2, 3, 4, 5)) is None and pasts.take((3,), (1, 2, 3, 4, 5)) is not None
+    pasts.put((9,), past(*range(11)))
+    assert pasts.take((9,), tuple(range(12))) is None
+    pasts.put((2,), past(1))
+    assert pasts.positions == 1

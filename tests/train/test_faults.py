@@ -113,6 +113,21 @@ VARIANTS: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"objective": {"preset": "dapo"}},
         ['objective.selection.dead="refill"', "rollout.refill_attempts=2", "rollout.group_size=3"],
     ),
+    "cut and gone on with": (
+        {"objective": {"preset": "dapo"}},
+        ['objective.selection.dead="refill"', "rollout.oversample=1.5", 'rollout.cut="resume"', "rollout.max_tokens=8"],
+    ),
+    "groups by what was measured": (
+        {
+            "rollout": {
+                "prompts": 4,
+                "group_size": 4,
+                "max_tokens": 4,
+                "group_schedule": {"sizes": [4, 2, 8], "dead_share": [0.4, 0.9], "window": 1},
+            }
+        },
+        [],
+    ),
     "a reference that moves": ({}, ["train.reference_refresh=2"]),
     "in the background": ({}, ["checkpoint.background=true"]),
 }

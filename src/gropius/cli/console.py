@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -141,16 +142,50 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
 
 
+def budget_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What a run's sampling cost, from its metrics: tokens by what became of them, responses and groups by their worth.
+
+    Nothing of a run without a recorded step, or of one recorded before these metrics were.
+    """
+    steps = [row for row in rows if row.get("responses") is not None]
+    if not steps:
+        return []
+
+    def total(name: str, weight: str = "") -> int:
+        return round(sum((row.get(name) or 0) * ((row.get(weight) or 0) if weight else 1) for row in steps))
+
+    responses, informative = total("responses"), total("groups/informative", "groups/count")
+    per = f"{responses / informative:.1f} for each group that carries signal" if informative else "no group had signal"
+    lines = [
+        f"tokens      {total('tokens_sampled'):,} sampled, {total('tokens_trained'):,} trained; thrown away: "
+        f"{total('tokens_dropped'):,} of dropped groups, {total('tokens_aborted'):,} aborted",
+        f"responses   {responses:,}, {per}; {total('duplicates', 'responses'):,} equal to an earlier sibling",
+        f"groups      {informative:,} of {total('groups/count'):,} carry signal "
+        f"({total('groups/all_failed', 'groups/count'):,} all failed, "
+        f"{total('groups/all_solved', 'groups/count'):,} all solved)",
+    ]
+    if total("responses_aborted") or total("responses_resumed") or total("responses_waiting"):
+        lines.append(
+            f"cut         {total('groups_begun'):,} groups begun; {total('responses_aborted'):,} responses aborted, "
+            f"{total('responses_resumed'):,} gone on with in a later step"
+        )
+    return lines
+
+
 def print_outcome(console: Console, folder: object) -> None:
     """Print on stdout what a finished run found: before and after with intervals, and where to look next.
 
     A terminal that shows stderr too has the evaluations already.
     """
+    from gropius.records.reader import RunReader
+
+    path = Path(str(folder))
     if not (sys.stdout.isatty() and console.on_terminal):
         for label, found in console.evaluations.items():
             if label in ("before", "after"):
                 print_text(held_out_line(label, found))
     print_text(
+        *(budget_lines(RunReader(path).metrics()) if path.is_dir() else ()),
         f"run folder  {folder}",
         f"next        gropius eval {folder}    gropius play {folder}    less {folder}/metrics.jsonl",
     )

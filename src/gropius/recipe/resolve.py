@@ -325,7 +325,7 @@ def _derive(draft: Draft) -> Derived:
     recipe, rollout, train = draft.recipe, draft.recipe.rollout, draft.recipe.train
     per_response = min(rollout.max_tokens * rollout.max_turns, draft.episode_tokens)
     greedy = rollout.prompts if draft.objective.advantage.baseline == "greedy" else 0
-    per_step = per_response * (draft.responses + greedy)
+    per_step = per_response * (draft.begun + greedy)
     if draft.objective.selection.dead == "refill":
         per_step *= 1 + rollout.refill_attempts
     return Derived(

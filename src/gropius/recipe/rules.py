@@ -6,6 +6,7 @@ nothing is refused only when a person wrote it with another value than its defau
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 
@@ -31,6 +32,12 @@ class Draft:
     def responses(self) -> int:
         """Responses of one rollout batch."""
         return self.recipe.rollout.prompts * self.recipe.rollout.group_size
+
+    @property
+    def begun(self) -> int:
+        """Responses that one round of a rollout batch begins, over-sampled ones included."""
+        rollout = self.recipe.rollout
+        return max(rollout.prompts, math.ceil(rollout.prompts * rollout.oversample - 1e-9)) * rollout.group_size
 
     @property
     def episode_tokens(self) -> int:
@@ -85,6 +92,7 @@ def broken_rules(draft: Draft) -> Iterator[tuple[str, str]]:
             if matches and not _is_default(draft.recipe, key):
                 yield key, f"would do nothing: it needs {effect.needs}; remove it or set that"
     yield from _reward_rules(draft.recipe)
+    yield from group_schedule_rules(draft)
 
 
 def _is_default(recipe: Recipe, key: str) -> bool:
@@ -101,6 +109,34 @@ def _reward_rules(recipe: Recipe) -> Iterator[tuple[str, str]]:
             yield f"reward.{index}.weight", "a part of weight 0 does nothing; remove it, or give it a weight"
         if any(part.name == other.name and part.options == other.options for other in recipe.reward[:index]):
             yield f"reward.{index}.name", "is listed twice with the same options; keep one and set its weight"
+
+
+def group_schedule_rules(draft: Draft) -> Iterator[tuple[str, str]]:
+    """Sizes that a step's responses divide into, with whole updates, and one way of going through them."""
+    schedule, rollout = draft.recipe.rollout.group_schedule, draft.recipe.rollout
+    key, sizes = "rollout.group_schedule", schedule.sizes
+    if not sizes:
+        if schedule.steps or schedule.dead_share:
+            yield f"{key}.sizes", f"is missing; write sizes = [{rollout.group_size}, …] or leave the schedule out"
+        return
+    if sizes[0] != rollout.group_size or len(sizes) < 2 or len(set(sizes)) < len(sizes):
+        yield f"{key}.sizes", f"begins with rollout.group_size = {rollout.group_size} and names at least two, each once"
+    for size in sizes:
+        prompts, rest = divmod(draft.responses, size)
+        if rest or prompts % draft.recipe.train.updates:
+            yield (
+                f"{key}.sizes",
+                f"{draft.responses} responses of a step are no whole number of groups of {size} for each of "
+                f"{draft.recipe.train.updates} updates; write {_divisor(draft.responses, size)}, or other prompts",
+            )
+    if min(sizes) == 1 and draft.compares_siblings:
+        yield f"{key}.sizes", "one response has no sibling to be compared with; write at least 2"
+    if bool(schedule.steps) == (schedule.dead_share is not None):
+        yield key, "goes by steps or by dead_share: write one of the two"
+    if schedule.steps and (len(schedule.steps) != len(sizes) - 1 or list(schedule.steps) != sorted({*schedule.steps})):
+        yield f"{key}.steps", f"name the step that each of the {len(sizes) - 1} further sizes begins at, ascending"
+    if schedule.dead_share is not None and schedule.dead_share[0] >= schedule.dead_share[1]:
+        yield f"{key}.dead_share", "write [low, high] with low below high, for example [0.2, 0.6]"
 
 
 def _divisor(total: int, near: int) -> int:
@@ -163,11 +199,30 @@ CONTRADICTIONS: tuple[Contradiction, ...] = (
         lambda d: (
             d.objective.selection.dead == "grow"
             and d.recipe.rollout.grow_limit is not None
-            and d.recipe.rollout.grow_limit <= d.recipe.rollout.group_size
+            and d.recipe.rollout.grow_limit
+            <= max(d.recipe.rollout.group_size, *d.recipe.rollout.group_schedule.sizes, 0)
         ),
         lambda d: (
             f"a grown group has more than group_size = {d.recipe.rollout.group_size} siblings; "
             f"write grow_limit = {4 * d.recipe.rollout.group_size}"
+        ),
+    ),
+    Contradiction(
+        "rollout.oversample",
+        lambda d: (
+            d.recipe.rollout.oversample > 1
+            and (d.objective.selection.dead == "grow" or d.objective.advantage.baseline == "greedy")
+        ),
+        lambda d: (
+            "a group that grows, or has a greedy baseline, is complete only when nothing more is drawn for it, so "
+            'there is no early stop; write oversample = 1.0, or objective.selection.dead = "refill"'
+        ),
+    ),
+    Contradiction(
+        "rollout.cut",
+        lambda d: d.recipe.rollout.cut == "resume" and bool(d.recipe.rollout.stop_strings),
+        lambda d: (
+            'a stop string may lie across the cut, where nobody would see it; write cut = "abort", or stop_strings = []'
         ),
     ),
     Contradiction(
@@ -250,6 +305,12 @@ EFFECTS: tuple[Effect, ...] = (
         "rollout.refill_attempts",
         lambda d: d.objective.selection.dead == "refill",
         'objective.selection.dead = "refill"',
+    ),
+    Effect("rollout.cut", lambda d: d.recipe.rollout.oversample > 1, "rollout.oversample above 1"),
+    Effect(
+        "rollout.group_schedule.window",
+        lambda d: d.recipe.rollout.group_schedule.dead_share is not None,
+        "rollout.group_schedule.dead_share",
     ),
     Effect("rollout.grow_limit", lambda d: d.objective.selection.dead == "grow", 'objective.selection.dead = "grow"'),
     Effect(

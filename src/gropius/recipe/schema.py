@@ -142,6 +142,21 @@ class VllmTable(Table):
     hang_s: Positive = Field(300.0, description="seconds of silence after which a busy engine is given up")
 
 
+class GroupScheduleTable(Table):
+    """`[rollout.group_schedule]`: siblings in a group over the run, at a constant number of responses in a step."""
+
+    sizes: Annotated[tuple[Count, ...], BeforeValidator(_as_tuple)] = Field(
+        (), description="siblings, rollout.group_size first; empty is off"
+    )
+    steps: Annotated[tuple[Count, ...], BeforeValidator(_as_tuple)] = Field(
+        (), description="the step that each further size begins at"
+    )
+    dead_share: Annotated[tuple[Share, Share] | None, BeforeValidator(_as_tuple)] = Field(
+        None, description="[low, high]: below, the next size; above, the one before (instead of steps)"
+    )
+    window: Count = Field(8, description="steps that the share of dead groups is averaged over")
+
+
 class RolloutTable(Table):
     """`[rollout]`: how a batch of groups is drawn."""
 
@@ -162,6 +177,13 @@ class RolloutTable(Table):
     refill_attempts: Count = Field(4, description="further batches drawn at most to replace dead groups")
     grow_limit: Count | None = Field(None, description="siblings at most of an all-failed group that is grown")
     vllm: VllmTable = VllmTable()
+    oversample: Annotated[float, Field(ge=1, le=16)] = Field(
+        1.0, description="groups begun for each one wanted; the rest is cut when enough are complete; 1 is off"
+    )
+    cut: Literal["abort", "resume"] = Field(
+        "abort", description="what is cut: thrown away, or gone on with in the next step"
+    )
+    group_schedule: GroupScheduleTable = GroupScheduleTable()
 
 
 class TrainTable(Table):
@@ -292,6 +314,7 @@ TABLES: dict[tuple[str, ...], type[Table]] = {
     ("reward_pool",): RewardPoolTable,
     ("rollout",): RolloutTable,
     ("rollout", "vllm"): VllmTable,
+    ("rollout", "group_schedule"): GroupScheduleTable,
     ("train",): TrainTable,
     ("sft",): SftTable,
     ("eval",): EvalTable,

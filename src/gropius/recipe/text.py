@@ -12,7 +12,7 @@ from gropius.objective.formula import formula
 from gropius.objective.validate import EFFECTS as OBJECTIVE_EFFECTS
 from gropius.recipe.resolve import Resolved
 from gropius.recipe.rules import EFFECTS, Draft
-from gropius.recipe.schema import Recipe
+from gropius.recipe.schema import TABLES, Recipe
 
 
 def as_toml(resolved: Resolved) -> str:
@@ -47,7 +47,7 @@ def idle_keys(resolved: Resolved) -> set[str]:
 
 def _table(name: str, table: Mapping[str, Any], idle: set[str]) -> Iterator[str]:
     yield from ("", f"[{name}]")
-    inner = {key: value for key, value in table.items() if isinstance(value, dict) and value and name == "model"}
+    inner = {key: value for key, value in table.items() if (name, key) in TABLES}
     for key, value in table.items():
         if key not in inner:
             yield _line(key, value, "no effect here" if f"{name}.{key}" in idle else "")

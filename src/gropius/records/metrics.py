@@ -194,9 +194,24 @@ METRICS: dict[str, Metric] = {
     "completions/min_terminated_length": Metric("tokens", "the shortest response that was not truncated"),
     "completions/max_terminated_length": Metric("tokens", "the longest response that was not truncated"),
     "completions/clipped_ratio": Metric("share of responses", "responses ended by a length limit"),
-    "tokens_sampled": Metric("tokens", "tokens that the model wrote in this step"),
+    "tokens_sampled": Metric(
+        "tokens", "tokens that the model wrote: of complete groups and, up to the cut, of aborted ones"
+    ),
     "tokens_trained": Metric("tokens", "those in responses that were run forward and backward"),
     "tokens_skipped": Metric("tokens", "those in responses that could not move the policy and were not run"),
+    "responses": Metric("responses", "of complete groups, greedy ones included", "train"),
+    "responses_per_informative": Metric(
+        "responses", "responses of complete groups for each group that carries signal; absent without one", "train"
+    ),
+    "tokens_dropped": Metric("tokens", "of complete groups that were thrown away", "train"),
+    "refill_rounds": Metric("rounds", "further rounds of fresh tasks", "train"),
+    "groups_begun": Metric("groups", "groups of fresh tasks that were begun, over-sampled ones included", "train"),
+    "responses_resumed": Metric("responses", "begun in an earlier step and gone on with in this one", "train"),
+    "tokens_resumed": Metric("tokens", "those that earlier steps had drawn of resumed responses", "train"),
+    "responses_aborted": Metric("responses", "of groups that were cut when the batch was full", "train"),
+    "tokens_aborted": Metric("tokens", "of aborted responses up to the cut; they are in no record", "train"),
+    "responses_waiting": Metric("responses", "cut, and to be gone on with in the next step", "train"),
+    "tokens_waiting": Metric("tokens", "drawn so far of waiting responses", "train"),
     "skipped_compute": Metric("share of ids", "prompt and response ids that training did not have to run"),
     "num_tokens": Metric("tokens", "prompt and response ids of all steps so far"),
     "loss": Metric("loss", "the objective's loss, mean over the first pass; null: nothing to train on", "train"),

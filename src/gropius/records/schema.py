@@ -56,6 +56,7 @@ ROLLOUT_SCHEMA: pa.Schema = pa.schema(
         pa.field("finish_reason", pa.string(), nullable=False),
         pa.field("error", pa.string(), nullable=False),
         pa.field("policy_version", pa.int64(), nullable=False),
+        pa.field("versions", pa.list_(pa.int64())),
         pa.field("weight_digest", pa.string(), nullable=False),
         pa.field("sampling_time_s", pa.float64(), nullable=False),
         pa.field("scoring_time_s", pa.float64(), nullable=False),
@@ -72,6 +73,7 @@ ROLLOUT_SCHEMA: pa.Schema = pa.schema(
 ROW_GROUP_ROWS, ROW_GROUP_TOKENS = 64, 1 << 18
 # Columns whose values repeat. A dictionary of log-probabilities costs time and room, as no two are the same.
 REPEATED = ["group_id", "task_key", "status", "reason", "state", "finish_reason", "weight_digest", "prompt_text"]
+LATER = ("versions",)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 TOKEN_LISTS = (
     "token_advantages", "sampler", "drawn", "anchor", "policy", "reference", "entropy", "weight", "contribution",
@@ -107,7 +109,8 @@ class ResponseRecord:
     """One response of one step: one row of a rollout file. See `Trained` for what training adds.
 
     member: GREEDY_MEMBER for the greedy response of a baseline, which is never trained. messages: JSON. status, reward,
-    reason: of the outcome; all absent while unscored. duplicate: an earlier sibling has the same ids.
+    reason: of the outcome; all absent while unscored. versions: of the policy that drew each token, where several steps
+    did (0 at the environment's); else None. duplicate: an earlier sibling has the same ids.
     """
 
     step: int
@@ -146,6 +149,7 @@ class ResponseRecord:
     entropy: NDArray[Any] | None
     weight: NDArray[Any] | None
     contribution: NDArray[Any] | None
+    versions: NDArray[np.int64] | None = None
 
     @property
     def tokens(self) -> int:
@@ -212,6 +216,7 @@ def _record(step: int, episode: Episode, where: tuple[int, bool, str], added: Tr
         finish_reason=episode.finish_reason,
         error=episode.error,
         policy_version=episode.policy_version,
+        versions=episode.token_versions,
         weight_digest=episode.weight_digest,
         sampling_time_s=episode.sampling_time_s,
         scoring_time_s=episode.scoring_time_s,
@@ -247,7 +252,7 @@ def to_table(records: Sequence[ResponseRecord], *, token_lists: bool = True) -> 
 
 def _check_lengths(record: ResponseRecord) -> None:
     expected = len(record.response_ids)
-    for name in ("loss_mask", *TOKEN_LISTS):
+    for name in ("loss_mask", "versions", *TOKEN_LISTS):
         values = getattr(record, name)
         if values is not None and len(values) != expected:
             raise ValueError(
@@ -268,12 +273,16 @@ def _storable(value: Any) -> Any:
 
 
 def from_table(table: pa.Table) -> list[ResponseRecord]:
-    """Read records back from a table of ROLLOUT_SCHEMA. Errors: KeyError naming a missing column."""
-    columns = {name: table.column(name) for name in ROLLOUT_SCHEMA.names}
+    """Read records back from a table of ROLLOUT_SCHEMA. Errors: KeyError naming a missing column.
+
+    A column that came later (LATER) is absent in older files.
+    """
+    older = {name for name in LATER if name not in table.column_names}
+    columns = {name: table.column(name) for name in ROLLOUT_SCHEMA.names if name not in older}
     arrays = {name for name, kind in zip(ROLLOUT_SCHEMA.names, ROLLOUT_SCHEMA.types, strict=True) if _is_list(kind)}
     records = []
     for row in range(table.num_rows):
-        values: dict[str, Any] = {}
+        values: dict[str, Any] = dict.fromkeys(older)
         for name, column in columns.items():
             cell = column[row]
             if name in arrays:

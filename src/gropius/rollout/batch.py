@@ -20,12 +20,16 @@ Decode = Callable[[Sequence[int]], str]
 
 @dataclass(eq=False)
 class Row:
-    """One response on its way. limit: tokens that may be drawn, at least 1. The times are of `time.perf_counter`."""
+    """One response on its way. limit: tokens that may be drawn, at least 1; at first those that were asked for.
+
+    The times are of `time.perf_counter`.
+    """
 
     request: Request
     limit: int
     future: asyncio.Future[Completion]
     order: int
+    asked: int = field(init=False)
     key: NDArray[np.uint64] = field(init=False)
     prompt_time_s: float = 0.0
     decode_started: float = 0.0
@@ -33,6 +37,11 @@ class Row:
 
     def __post_init__(self) -> None:
         self.key = stream_key(self.request.stream)
+        self.asked = self.limit
+
+    def tighten(self) -> None:
+        """Take the request's bound over as it is now."""
+        self.limit = max(1, min(self.limit, self.request.left))
 
     @property
     def positions(self) -> int:
@@ -85,6 +94,12 @@ class Batch:
         self._logprobs[mine, :longest] = other._logprobs[theirs]
         self._drawn[mine, :longest] = other._drawn[theirs]
 
+    def tighten(self) -> None:
+        """Take the bounds of all rows over as they are now."""
+        for row in self.rows:
+            row.tighten()
+        self._arrays["limit"] = np.array([row.limit for row in self.rows], np.int64)
+
     def uniform(self) -> NDArray[np.float64]:
         """[_B] the number that decides each row's next token: draw offset + count of its stream."""
         return uniforms(self._arrays["key"], self._arrays["offset"] + self._arrays["count"])
@@ -115,6 +130,11 @@ class Batch:
         """[_B] the position of each row's last token."""
         return cast(NDArray[np.int64], self._arrays["length"] + self._arrays["count"] - 1)
 
+    def fed(self, index: int) -> tuple[int, ...]:
+        """The ids that row `index` was fed: its prompt and what it drew, but for the last."""
+        home, count = self._arrays["home"][index], self._arrays["count"][index]
+        return self.rows[index].request.prompt_ids + tuple(self._tokens[home, : count - 1].tolist())
+
     def completion(self, index: int, version: int, digest: str) -> Completion:
         """What row `index` has drawn, as its caller gets it."""
         row, home, count = self.rows[index], self._arrays["home"][index], self._arrays["count"][index]
@@ -122,7 +142,7 @@ class Batch:
             token_ids=self._tokens[home, :count].copy(),
             logprobs=self._logprobs[home, :count].copy(),
             drawn_logprobs=self._drawn[home, :count].copy(),
-            finish_reason=row.finish_reason,
+            finish_reason="cancelled" if row.finish_reason == "length" and row.limit < row.asked else row.finish_reason,
             policy_version=version,
             weight_digest=digest,
             prompt_time_s=row.prompt_time_s,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -17,27 +17,11 @@ from gropius.errors import DataError
 from gropius.models.chat import ChatFormat
 from gropius.objective.selection import group_state
 from gropius.rewards.base import Scorer
+from gropius.rollout.course import NOTHING_SAID, Course, Limits, Prompt, Said
 from gropius.rollout.engine import Engine
+from gropius.rollout.partners import Partners, Wait, no_wait
 from gropius.tasks.base import TaskSet
-from gropius.types import (
-    Completion,
-    Environment,
-    EnvironmentStep,
-    Episode,
-    FinishReason,
-    Group,
-    Message,
-    Request,
-    Sampling,
-    Task,
-    Turn,
-)
-
-# What a person's environment may raise and thereby void its episode. Not caught: memory, recursion, interrupts.
-ENVIRONMENT_FAULTS = (
-    ArithmeticError, AssertionError, AttributeError, LookupError, NameError, OSError, RuntimeError, TypeError,
-    ValueError,
-)  # fmt: skip
+from gropius.types import Bound, Episode, Group, Request, Sampling, Task
 
 
 @dataclass(frozen=True)
@@ -73,6 +57,7 @@ class Player:
     """Who plays: the engine, the format of its model's conversations, the tasks' environments, and the judge.
 
     context_length: tokens the model can take; an episode that would pass it ends as "length". None: no such bound.
+    wait: told of an environment that is waited for, while it is.
     """
 
     engine: Engine
@@ -80,6 +65,60 @@ class Player:
     tasks: TaskSet
     scorer: Scorer
     context_length: int | None = None
+    wait: Wait = no_wait
+
+
+@dataclass(frozen=True, eq=False)
+class Begun:
+    """A group that an earlier step began. step, index: what its streams and its id are made of. said: by member."""
+
+    task: Task
+    step: int
+    index: int
+    said: tuple[tuple[Said, ...], ...]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens drawn so far."""
+        return sum(len(turn) for member in self.said for turn in member)
+
+
+@dataclass(frozen=True, eq=False)
+class Seat:
+    """One task of a collection, and what its episodes have in common. said: what an earlier step drew, by member."""
+
+    task: Task
+    step: int
+    index: int
+    plan: CollectPlan
+    player: Player
+    partners: Partners
+    bound: Bound | None = None
+    said: tuple[tuple[Said, ...], ...] = ()
+
+    @property
+    def group_id(self) -> str:
+        """Unique in a run."""
+        return f"{self.step:06d}-{self.index:04d}"
+
+
+@dataclass(frozen=True, eq=False)
+class Played:
+    """What came of a seat. group: None where an episode was cut."""
+
+    seat: Seat
+    courses: tuple[Course, ...]
+    group: Group | None
+
+    @property
+    def spent(self) -> int:
+        """Tokens that the longest sibling drew in this collection: when the group was complete, in decode steps."""
+        return max(course.spent for course in self.courses)
+
+    def begun(self, spent: int) -> Begun:
+        """The group as it was when every episode had drawn `spent` tokens in this collection, or had ended."""
+        said = tuple(course.said_by(spent) for course in self.courses)
+        return Begun(self.seat.task, self.seat.step, self.seat.index, said)
 
 
 async def collect(tasks: Sequence[Task], plan: CollectPlan, player: Player) -> list[Group]:
@@ -88,57 +127,81 @@ async def collect(tasks: Sequence[Task], plan: CollectPlan, player: Player) -> l
     The first failure (a dead engine, a broken reward, a template that cannot go on) cancels everything that still runs
     and is raised as it is; no request stays behind. An environment that raises voids its own episode only.
     """
+    groups = [played.group for played in await play(seats(tasks, plan, player), lambda played: None)]
+    return [group for group in groups if group is not None]
+
+
+def seats(
+    tasks: Sequence[Task], plan: CollectPlan, player: Player, bound: Bound | None = None, begun: Sequence[Begun] = ()
+) -> list[Seat]:
+    """The seats of a collection: groups that an earlier step began, then fresh tasks."""
+    common = (plan, player, Partners(player.tasks, player.wait), bound)
+    old = [Seat(group.task, group.step, group.index, *common, group.said) for group in begun]
+    return [*old, *(Seat(task, plan.step, plan.first_index + i, *common) for i, task in enumerate(tasks))]
+
+
+async def play(at: Sequence[Seat], ended: Callable[[Played], None]) -> list[Played]:
+    """Play every seat, in the order of the seats. ended: told of each one as soon as it is over and scored."""
+
+    async def _seat(seat: Seat) -> Played:
+        played = await _group(seat)
+        ended(played)
+        return played
+
     try:
         async with asyncio.TaskGroup() as together:
-            jobs = [
-                together.create_task(_group(_Seat(task, plan.first_index + index, plan, player)))
-                for index, task in enumerate(tasks)
-            ]
+            jobs = [together.create_task(_seat(seat)) for seat in at]
     except BaseExceptionGroup as failures:
         first = _first(failures)
         raise first from first.__cause__
     return [job.result() for job in jobs]
 
 
-@dataclass(frozen=True)
-class _Seat:
-    """One task of this collection, and what its episodes have in common."""
+@dataclass
+class _Members:
+    """Siblings so far; the episode of a cut one is not scored."""
 
-    task: Task
-    index: int
-    plan: CollectPlan
-    player: Player
-
-    @property
-    def group_id(self) -> str:
-        return f"{self.plan.step:06d}-{self.index:04d}"
+    courses: list[Course] = field(default_factory=list)
+    episodes: list[Episode] = field(default_factory=list)
 
 
-async def _group(seat: _Seat) -> Group:
+async def _group(seat: Seat) -> Played:
     plan = seat.plan
-    prompt = _Prompt(seat.player.chat)
-    episodes = await _siblings(seat, prompt, range(plan.group_size))
-    while plan.grow_limit and len(episodes) < plan.grow_limit and _all_failed(episodes):
-        grown = min(len(episodes) + plan.group_size, plan.grow_limit)
-        episodes += await _siblings(seat, prompt, range(len(episodes), grown))
+    prompt, members = Prompt(seat.player.chat), _Members()
+    await _siblings(seat, prompt, range(len(seat.said) or plan.group_size), members)
+    if any(course.cut for course in members.courses):
+        return Played(seat, tuple(members.courses), None)
+    while plan.grow_limit and len(members.episodes) < plan.grow_limit and _all_failed(members.episodes):
+        have = len(members.episodes)
+        await _siblings(seat, prompt, range(have, min(have + plan.group_size, plan.grow_limit)), members)
     baseline = None
     if plan.greedy_baseline:
-        greedy = replace(seat, plan=replace(plan, sampling=replace(plan.sampling, temperature=0.0)))
-        baseline = (await _siblings(greedy, prompt, range(len(episodes), len(episodes) + 1)))[0]
-    return Group(seat.group_id, seat.task, tuple(episodes), baseline)
+        greedy, alone = replace(plan, sampling=replace(plan.sampling, temperature=0.0)), _Members()
+        have = len(members.episodes)
+        await _siblings(replace(seat, plan=greedy, bound=None), prompt, range(have, have + 1), alone)
+        baseline = alone.episodes[0]
+    group = Group(seat.group_id, seat.task, tuple(members.episodes), baseline)
+    return Played(seat, tuple(members.courses), group)
 
 
-async def _siblings(seat: _Seat, prompt: _Prompt, members: range) -> list[Episode]:
+async def _siblings(seat: Seat, prompt: Prompt, which: range, members: _Members) -> None:
     alone = seat.player.scorer.unit == "episode"
     async with asyncio.TaskGroup() as together:
-        jobs = [together.create_task(_member(seat, prompt, member, alone)) for member in members]
-    episodes = [job.result() for job in jobs]
-    return episodes if alone else await _score(seat.player.scorer, episodes)
+        jobs = [together.create_task(_member(seat, prompt, member, alone)) for member in which]
+    new = [job.result() for job in jobs]
+    members.courses += [course for course, _ in new]
+    episodes = [episode for _, episode in new]
+    if not alone and not any(course.cut for course, _ in new):
+        episodes = await _score(seat.player.scorer, episodes)
+    members.episodes += episodes
 
 
-async def _member(seat: _Seat, prompt: _Prompt, member: int, alone: bool) -> Episode:
-    episode = await _play(seat, prompt, member)
-    return (await _score(seat.player.scorer, [episode]))[0] if alone else episode
+async def _member(seat: Seat, prompt: Prompt, member: int, alone: bool) -> tuple[Course, Episode]:
+    course = await _play(seat, prompt, member)
+    episode = _episode(seat, course, member)
+    if alone and not course.cut:
+        episode = (await _score(seat.player.scorer, [episode]))[0]
+    return course, episode
 
 
 async def _score(scorer: Scorer, episodes: list[Episode]) -> list[Episode]:
@@ -151,146 +214,65 @@ async def _score(scorer: Scorer, episodes: list[Episode]) -> list[Episode]:
     ]
 
 
-async def _play(seat: _Seat, prompt: _Prompt, member: int) -> Episode:
-    """One episode, from the prompt to its end; not scored."""
+async def _play(seat: Seat, prompt: Prompt, member: int) -> Course:
+    """One episode, from the prompt to its end or to where it is cut; what was said before is said again first."""
     plan, player = seat.plan, seat.player
-    environment, messages = _open(seat)
-    course = _Course(prompt.ids(messages, seat.task), list(messages))
-    stream = (plan.seed, plan.step, seat.index, member)
+    environment, messages = await seat.partners.open(seat.task)
+    said = list(seat.said[member]) if seat.said else []
+    limits = Limits(plan.sampling, plan.max_turns, plan.max_episode_tokens, player.context_length)
+    course = Course(prompt.ids(messages, seat.task), list(messages), limits, sum(map(len, said)))
     while True:
-        sampling = replace(plan.sampling, max_tokens=min(plan.sampling.max_tokens, course.room(plan)))
-        request = Request(course.ids, sampling, stream, course.drawn)
-        completion = await player.engine.complete(request)
-        course.add_reply(completion, player.chat.decode(completion.token_ids.tolist()))
-        if environment is None:
-            course.reason = completion.finish_reason
-            break
-        try:
-            step = environment.step(course.messages[-1]["content"])
-        except ENVIRONMENT_FAULTS as fault:  # the boundary: a person's environment
-            course.reason, course.error = "error", f"the environment raised {type(fault).__name__}: {fault}"
-            break
-        if course.take(step, completion, plan, player):
-            break
-    return course.episode(seat, member)
+        turn = said.pop(0) if said else NOTHING_SAID
+        if turn.finish_reason is None:
+            turn = await _draw(seat, course, member, turn)
+        text = player.chat.decode(turn.token_ids.tolist())
+        course.add(turn, text)
+        if environment is None or course.cut:
+            return course
+        step = await seat.partners.step(environment, text, seat.task)
+        if isinstance(step, str):
+            course.reason, course.error = "error", step
+            return course
+        if course.take(step, player.chat):
+            return course
 
 
-def _open(seat: _Seat) -> tuple[Environment | None, tuple[Message, ...]]:
-    """A fresh environment, where the tasks have one, and the first messages."""
-    make = seat.player.tasks.environment
-    if make is None:
-        return None, seat.task.messages()
-    try:
-        environment = make(seat.task)
-        return environment, tuple(environment.start())
-    except ENVIRONMENT_FAULTS as fault:  # the boundary: a person's environment
-        raise DataError(f"{seat.task.key}: its environment cannot start: {type(fault).__name__}: {fault}") from fault
+async def _draw(seat: Seat, course: Course, member: int, begun: Said) -> Said:
+    """One model turn, or the rest of one."""
+    drawn = course.drawn + len(begun)
+    request = Request(
+        prompt_ids=course.ids + tuple(begun.token_ids.tolist()),
+        sampling=replace(seat.plan.sampling, max_tokens=course.room - len(begun)),
+        stream=(seat.plan.seed, seat.step, seat.index, member),
+        offset=drawn,
+        bound=seat.bound,
+        spent=drawn - course.inherited,
+        goes_on=seat.player.tasks.environment is not None and len(course.said) + 1 < seat.plan.max_turns,
+    )
+    if not request.left:
+        return begun
+    completion = await seat.player.engine.complete(request)
+    course.note(completion)
+    return begun.then(completion)
 
 
-@dataclass
-class _Course:
-    """An episode under way."""
-
-    prompt_ids: tuple[int, ...]
-    messages: list[Message]
-    turns: list[Turn] = field(default_factory=list)
-    ids: tuple[int, ...] = ()
-    drawn: int = 0
-    spoken: int = 0
-    reason: FinishReason = "stop"
-    error: str = ""
-    last_step: EnvironmentStep | None = None
-    last: Completion | None = None
-    sampling_time_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.ids = self.prompt_ids
-
-    def room(self, plan: CollectPlan) -> int:
-        """Tokens that the episode's own budget leaves."""
-        if not plan.max_episode_tokens:
-            return plan.sampling.max_tokens
-        return plan.max_episode_tokens - (len(self.ids) - len(self.prompt_ids))
-
-    def add_reply(self, completion: Completion, text: str) -> None:
-        """The model's turn."""
-        self.turns.append(
-            Turn(
-                "model",
-                completion.token_ids,
-                text,
-                completion.logprobs,
-                completion.drawn_logprobs,
-                completion.finish_reason,
-            )
-        )
-        self.ids += tuple(completion.token_ids.tolist())
-        self.drawn += len(completion.token_ids)
-        self.spoken += 1
-        self.messages.append({"role": "assistant", "content": text})
-        self.last = completion
-        self.sampling_time_s += completion.prompt_time_s + completion.decode_time_s
-
-    def take(self, step: EnvironmentStep, completion: Completion, plan: CollectPlan, player: Player) -> bool:
-        """The environment's answer. True when the episode is over; what is not followed by a turn is not in the ids."""
-        self.last_step = step
-        history = list(self.messages)
-        self.messages.extend(step.messages)
-        if completion.finish_reason != "stop":
-            self.reason = completion.finish_reason
-        elif step.done:
-            self.reason = "environment_end"
-        elif self.spoken >= plan.max_turns:
-            self.reason = "tool_limit"
-        else:
-            last_id = int(completion.token_ids[-1])
-            new_ids = player.chat.environment_ids(history, step.messages, last_id)
-            full = player.context_length is not None and len(self.ids) + len(new_ids) >= player.context_length
-            if full or (plan.max_episode_tokens and len(new_ids) >= self.room(plan)):
-                self.reason = "length"
-            else:
-                text = "".join(message["content"] for message in step.messages)
-                self.turns.append(Turn("environment", np.array(new_ids, np.int64), text))
-                self.ids += new_ids
-                return False
-        return True
-
-    def episode(self, seat: _Seat, member: int) -> Episode:
-        """What came of it, not scored."""
-        return Episode(
-            task=seat.task,
-            group_id=seat.group_id,
-            member=member,
-            prompt_ids=np.array(self.prompt_ids, np.int64),
-            turns=tuple(self.turns),
-            messages=tuple(self.messages),
-            finish_reason=self.reason,
-            policy_version=self.last.policy_version if self.last else 0,
-            weight_digest=self.last.weight_digest if self.last else "",
-            sampling_time_s=self.sampling_time_s,
-            error=self.error,
-            outcome_step=self.last_step,
-        )
-
-
-class _Prompt:
-    """The prompt of a group, encoded once. Siblings that start differently are refused: they could not be compared."""
-
-    def __init__(self, chat: ChatFormat) -> None:
-        self._chat = chat
-        self._messages: tuple[Message, ...] | None = None
-        self._ids: tuple[int, ...] = ()
-
-    def ids(self, messages: tuple[Message, ...], task: Task) -> tuple[int, ...]:
-        """The ids of the first messages; raises DataError where they differ from a sibling's."""
-        if self._messages is None:
-            self._messages, self._ids = messages, self._chat.prompt_ids(messages)
-        elif messages != self._messages:
-            raise DataError(
-                f"{task.key}: the environment starts siblings of one group differently; its hidden state must come "
-                "from the task alone"
-            )
-        return self._ids
+def _episode(seat: Seat, course: Course, member: int) -> Episode:
+    """What came of it, not scored."""
+    last, drawn = course.last, [turn.versions[-1] for turn in course.said if len(turn)]
+    return Episode(
+        task=seat.task,
+        group_id=seat.group_id,
+        member=member,
+        prompt_ids=np.array(course.prompt_ids, np.int64),
+        turns=tuple(course.turns),
+        messages=tuple(course.messages),
+        finish_reason=course.reason,
+        policy_version=last.policy_version if last else int(max(drawn, default=0)),
+        weight_digest=last.weight_digest if last else "",
+        sampling_time_s=course.sampling_time_s,
+        error=course.error,
+        outcome_step=course.last_step,
+    )
 
 
 def raw_metric(episode: Episode) -> float | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gropius.rollout.past import Past
 from gropius.rollout.shadow import LayerWeights, Shadow
 
 WIDTH_STEP = (
@@ -95,6 +96,44 @@ class FusedDecoder:
         return [
             PromptState(all_keys[:, row, :, :length], all_values[:, row, :, :length], logits[row])
             for row, length in enumerate(lengths)
+        ]
+
+    @torch.inference_mode()
+    def extend(self, pasts: Sequence[Past], suffixes: Sequence[tuple[int, ...]]) -> list[PromptState]:
+        """One pass over what follows each past (padded at the ends); the states of the whole conversations."""
+        shadow = self.shadow
+        device, lengths = shadow.device, [len(suffix) for suffix in suffixes]
+        had = torch.tensor([len(past.ids) for past in pasts], device=device)
+        longest, widest = max(lengths), int(had.max())
+        ids = torch.zeros(len(pasts), longest, dtype=torch.int64)
+        for row, suffix in enumerate(suffixes):
+            ids[row, : len(suffix)] = torch.tensor(suffix)
+        ids = ids.to(device)
+        positions = had[:, None] + torch.arange(longest, device=device)
+        turn = shadow.rotations[positions.clamp(max=len(shadow.rotations) - 1)][:, :, None]
+        seen = _conversation_positions(had, positions, widest)
+        x = shadow.embedding[ids].float()
+        keys, values = [], []
+        for index, layer in enumerate(shadow.layers):
+            q, k, v = (part.transpose(1, 2) for part in self._qkv(layer, x, turn))
+            keys.append(k)
+            values.append(v)
+            all_k = torch.cat([_padded([past.keys[index] for past in pasts], widest), k], dim=2)
+            all_v = torch.cat([_padded([past.values[index] for past in pasts], widest), v], dim=2)
+            back = positions[:, :, None] - seen[:, None, :]
+            mask = (back >= 0) & (back < layer.window) if layer.window else back >= 0
+            mixed = _masked_attention(q, all_k, all_v, mask)
+            x = self._after_attention(layer, x, mixed.transpose(1, 2).flatten(2))
+        last = torch.tensor(lengths, device=device) - 1
+        logits = self._logits(x[torch.arange(len(pasts), device=device), last])
+        new_k, new_v = torch.stack(keys), torch.stack(values)
+        return [
+            PromptState(
+                torch.cat([past.keys, new_k[:, row, :, :length]], dim=2),
+                torch.cat([past.values, new_v[:, row, :, :length]], dim=2),
+                logits[row],
+            )
+            for row, (past, length) in enumerate(zip(pasts, lengths, strict=True))
         ]
 
     @torch.inference_mode()
@@ -192,6 +231,26 @@ def _prompt_attention(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
     at = torch.arange(length, device=q.device)
     back = at[:, None] - at
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=(back >= 0) & (back < window))
+
+
+def _conversation_positions(had: Tensor, positions: Tensor, widest: int) -> Tensor:
+    """[n, widest + s] the position of every key: of the padded pasts, then of what is new; padding lies in no past."""
+    old = torch.arange(widest, device=had.device).expand(len(had), -1)
+    never = torch.iinfo(torch.int64).max // 2
+    return torch.cat([old.masked_fill(old >= had[:, None], never), positions], dim=1)
+
+
+def _padded(parts: Sequence[Tensor], width: int) -> Tensor:
+    """[n, k, width, e] of parts [k, ≤ width, e], zeros behind each."""
+    return torch.stack([torch.nn.functional.pad(part, (0, 0, 0, width - part.shape[1])) for part in parts])
+
+
+def _masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Attention of new positions over whole conversations. q [n, h, s, e], k and v [n, k, m, e], mask [n, s, m]."""
+    groups = q.shape[1] // k.shape[1]
+    if groups > 1:
+        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None])
 
 
 def _slot_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:

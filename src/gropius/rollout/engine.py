@@ -106,6 +106,9 @@ class ScriptedEngine:
             reason: FinishReason = "length"
             for position in range(limit):
                 await asyncio.sleep(0)
+                if position >= request.left:
+                    reason = "cancelled"
+                    break
                 tokens.append(self._draw(request, tuple(int(d.ids[0]) for d in tokens), position))
                 if self._ends(request, [int(d.ids[0]) for d in tokens]):
                     reason = "stop"
@@ -115,7 +118,7 @@ class ScriptedEngine:
             self.active -= 1
         self.completed += 1
         if not tokens:
-            return empty_completion("length", version, digest)
+            return empty_completion(reason, version, digest)
         ids, logprobs, drawn = (
             np.concatenate([getattr(d, name) for d in tokens]) for name in ("ids", "logprobs", "drawn_logprobs")
         )

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from gropius.errors import ModelError
 from gropius.rollout.decoder import FusedDecoder, PromptState
+from gropius.rollout.past import Past
 from gropius.rollout.shadow import Shadow
 
 
@@ -43,6 +44,18 @@ class DecodePath(Protocol):
 
     def prefill(self, prompts: Sequence[tuple[int, ...]]) -> Sequence[State]:
         """One state a prompt."""
+        ...
+
+    def extend(self, pasts: Sequence[Past], suffixes: Sequence[tuple[int, ...]]) -> Sequence[State]:
+        """One state for each conversation that goes on from a past of this path by a suffix of at least one id."""
+        ...
+
+    def past(self, row: int, ids: tuple[int, ...]) -> Past | None:
+        """What row `row` holds of the ids that it was fed, apart from its slot; None where the path keeps none."""
+        ...
+
+    def past_of(self, state: Any, ids: tuple[int, ...]) -> Past | None:
+        """The same of a state that no row was started from."""
         ...
 
     def start(self, states: Sequence[Any], positions: int, budget: int) -> None:
@@ -79,6 +92,19 @@ class SlotPath:
     def prefill(self, prompts: Sequence[tuple[int, ...]]) -> Sequence[PromptState]:
         """One padded pass."""
         return self.decoder.prefill(prompts)
+
+    def extend(self, pasts: Sequence[Past], suffixes: Sequence[tuple[int, ...]]) -> Sequence[PromptState]:
+        """One padded pass over the suffixes."""
+        return self.decoder.extend(pasts, suffixes)
+
+    def past(self, row: int, ids: tuple[int, ...]) -> Past:
+        """A copy of the slot."""
+        keys, values = self.decoder.keys[:, row, :, : len(ids)], self.decoder.values[:, row, :, : len(ids)]
+        return Past(ids, keys.clone(), values.clone())
+
+    def past_of(self, state: PromptState, ids: tuple[int, ...]) -> Past:
+        """A copy of the state, which may share its memory with others."""
+        return Past(ids, state.keys.clone(), state.values.clone())
 
     def start(self, states: Sequence[PromptState], positions: int, budget: int) -> None:
         """Copy each prompt once into all the slots of its siblings."""
@@ -164,6 +190,16 @@ class CachePath:
             )
         logits = output.logits[:, -1].float()
         return [CacheState(logits[row], cache, row, mask[row]) for row in range(len(prompts))]
+
+    def extend(self, pasts: Sequence[Past], suffixes: Sequence[tuple[int, ...]]) -> Sequence[CacheState]:
+        """Never asked: nothing is kept."""
+        raise NotImplementedError("transformers' caches are not kept between turns")
+
+    def past(self, row: int, ids: tuple[int, ...]) -> None:
+        """Nothing is kept: a later turn is read from its beginning."""
+
+    def past_of(self, state: CacheState, ids: tuple[int, ...]) -> None:
+        """Nothing is kept."""
 
     @torch.inference_mode()
     def start(self, states: Sequence[CacheState], positions: int, budget: int) -> None:

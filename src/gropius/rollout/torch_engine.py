@@ -21,14 +21,16 @@ from gropius.errors import EngineError, ModelError, did_you_mean
 from gropius.models.load import LoadedModel
 from gropius.rollout.batch import Batch, Row
 from gropius.rollout.engine import check_request, empty_completion
+from gropius.rollout.past import Past, Pasts
 from gropius.rollout.paths import CachePath, DecodePath, SlotPath, State
 from gropius.rollout.sampler import draw
 from gropius.rollout.shadow import why_not
-from gropius.types import Completion, Request
+from gropius.types import Bound, Completion, Request
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SMALL_MODEL = 20_000_000  # parameters; below it the conversions cost what bfloat16 products save
 PREFILL_TOKENS = 8192
+PAST_SHARE = 0.5  # of the token budget, for what is kept between turns
 TOKEN_BUDGET = 1 << 15
 
 
@@ -36,7 +38,8 @@ TOKEN_BUDGET = 1 << 15
 class EngineStats:
     """What an engine has done since it was made. Seconds are of the model and the draws, not of waiting.
 
-    tokens: drawn. prompt_tokens: of the prompts of all requests; prompt_tokens_computed: of those that were run.
+    tokens: drawn. prompt_tokens: of the prompts of all requests; prompt_tokens_computed: of those that were run;
+    prompt_tokens_kept: of those that were still there from an earlier turn.
     """
 
     completions: int = 0
@@ -45,6 +48,7 @@ class EngineStats:
     decode_s: float = 0.0
     prompt_tokens: int = 0
     prompt_tokens_computed: int = 0
+    prompt_tokens_kept: int = 0
     prompt_s: float = 0.0
     peak_rows: int = 0
     peak_cache_bytes: int = 0
@@ -53,7 +57,8 @@ class EngineStats:
 class TorchEngine:
     """An `Engine` on a model of this process.
 
-    token_budget: slots × positions that the key-value cache may hold at once; requests beyond it wait.
+    token_budget: slots × positions that the key-value cache may hold at once; requests beyond it wait. Half as many
+    positions again may be kept of responses between their turns.
     dtype: of the rollout's matrix products: "float32", "bfloat16", or "auto" (the model's own below 20 M parameters,
     else bfloat16; bfloat16 differs from the float32 trainer by some hundredths in a log-probability).
     path: "auto", "own" (the decode path of this package, for the Llama family) or "transformers".
@@ -75,10 +80,12 @@ class TorchEngine:
         self._batch = Batch(self._vocabulary, self._decode)
         self._waiting: list[Row] = []
         self._prompts: dict[tuple[int, ...], State] = {}
+        self._pasts = Pasts(int(token_budget * PAST_SHARE))
         self._version, self._digest = 0, ""
         self._task: asyncio.Task[None] | None = None
         self._arrivals = 0
         self._some_cancelled = False
+        self._bounds: dict[Bound, int] = {}
         self._dead = ""
 
     def describe(self) -> str:
@@ -91,11 +98,14 @@ class TorchEngine:
             raise EngineError(self._dead)
         limit = check_request(request, self.loaded.context_length, self._vocabulary)
         self.stats.prompt_tokens += len(request.prompt_ids)
-        if limit == 0:
-            return empty_completion("length", self._version, self._digest)
+        if limit == 0 or not request.left:
+            return empty_completion("cancelled" if limit else "length", self._version, self._digest)
         row = Row(request, limit, asyncio.get_running_loop().create_future(), self._arrivals)
+        row.tighten()
         self._arrivals += 1
         self._waiting.append(row)
+        if request.bound is not None:
+            self._bounds.setdefault(request.bound, request.bound.limit)
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run())
             self._task.add_done_callback(self._ended)
@@ -113,11 +123,13 @@ class TorchEngine:
                 "would belong to another policy; wait for them or cancel them first"
             )
         self._prompts.clear()
+        self._pasts.clear()
         self._path.refresh()
         self._version, self._digest = version, digest
 
     def rest(self) -> None:
-        """The cache is kept: it is small beside the trainer's activations, and the next step needs it again."""
+        """What was kept between turns is dropped; the slots stay: the next step needs them again."""
+        self._pasts.clear()
 
     async def close(self) -> None:
         """End all waiting calls with EngineError and refuse later ones."""
@@ -130,10 +142,21 @@ class TorchEngine:
     async def _run(self) -> None:
         while self._waiting or len(self._batch):
             self._drop_cancelled()
+            self._tighten()
             self._admit()
             if len(self._batch):
                 self._step()
             await asyncio.sleep(0)
+        self._bounds.clear()
+
+    def _tighten(self) -> None:
+        """Where a bound was lowered, let the rows under it know."""
+        if all(bound.limit == seen for bound, seen in self._bounds.items()):
+            return
+        self._bounds = {bound: bound.limit for bound in self._bounds}
+        for row in self._waiting:
+            row.tighten()
+        self._batch.tighten()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """The scheduler ended: by itself, by a cancelled loop, or by a fault that every caller must hear of."""
@@ -152,6 +175,7 @@ class TorchEngine:
                 row.future.set_exception(error)
         self._waiting.clear()
         self._prompts.clear()
+        self._pasts.clear()
         self._keep(np.zeros(0, np.int64))
 
     def _drop_cancelled(self) -> None:
@@ -180,8 +204,9 @@ class TorchEngine:
 
     def _start(self, rows: list[Row]) -> None:
         began = time.perf_counter()
-        self._prefill(list(dict.fromkeys(row.request.prompt_ids for row in rows)))
-        states = [self._prompts[row.request.prompt_ids] for row in rows]
+        going_on = self._extend(rows)
+        self._prefill(list(dict.fromkeys(row.request.prompt_ids for row in rows if row not in going_on)))
+        states = [going_on[row] if row in going_on else self._prompts[row.request.prompt_ids] for row in rows]
         still_wanted = {row.request.prompt_ids for row in self._waiting}
         self._prompts = {prompt: state for prompt, state in self._prompts.items() if prompt in still_wanted}
         now = time.perf_counter()
@@ -191,6 +216,9 @@ class TorchEngine:
         first = Batch(self._vocabulary, self._decode)
         first.add(rows)
         done = first.record(draw(torch.stack([state.logits for state in states]), first.rules, first.uniform()))
+        for index in np.flatnonzero(done):
+            if rows[index].request.goes_on and rows[index].finish_reason == "stop":
+                self._keep_past(rows[index], self._path.past_of(states[index], first.fed(int(index))))
         self._hand_over(first, done)
         alive = np.flatnonzero(~done)
         if len(alive):
@@ -200,7 +228,28 @@ class TorchEngine:
         self.stats.tokens += len(rows)
         self.stats.decode_s += time.perf_counter() - now
         self.stats.peak_rows = max(self.stats.peak_rows, len(self._batch))
-        self.stats.peak_cache_bytes = max(self.stats.peak_cache_bytes, self._path.cache_bytes)
+        self.stats.peak_cache_bytes = max(self.stats.peak_cache_bytes, self._path.cache_bytes + self._pasts.bytes)
+
+    def _extend(self, rows: Sequence[Row]) -> dict[Row, State]:
+        """Run what is new of the rows that go on from a kept past, those of about the same length together."""
+        found = [(row, self._pasts.take(row.request.stream, row.request.prompt_ids)) for row in rows]
+        left = sorted(((row, past) for row, past in found if past is not None), key=lambda pair: len(pair[1].ids))
+        states: dict[Row, State] = {}
+        while left:
+            taken = 1
+            while taken < len(left) and (taken + 1) * len(left[taken][0].request.prompt_ids) <= PREFILL_TOKENS:
+                taken += 1
+            chunk, left = left[:taken], left[taken:]
+            suffixes = [row.request.prompt_ids[len(past.ids) :] for row, past in chunk]
+            new = self._path.extend([past for _, past in chunk], suffixes)
+            states.update(zip((row for row, _ in chunk), new, strict=True))
+            self.stats.prompt_tokens_computed += sum(map(len, suffixes))
+            self.stats.prompt_tokens_kept += sum(len(past.ids) for _, past in chunk)
+        return states
+
+    def _keep_past(self, row: Row, past: Past | None) -> None:
+        if past is not None:
+            self._pasts.put(row.request.stream, past)
 
     def _prefill(self, prompts: Sequence[tuple[int, ...]]) -> None:
         """Run the prompts that are not at hand, those of about the same length together."""
@@ -225,6 +274,10 @@ class TorchEngine:
 
     def _finish(self, done: NDArray[np.bool_]) -> None:
         if done.any():
+            for index in np.flatnonzero(done):
+                row = self._batch.rows[index]
+                if row.request.goes_on and row.finish_reason == "stop":
+                    self._keep_past(row, self._path.past(int(index), self._batch.fed(int(index))))
             self._hand_over(self._batch, done)
             alive = np.flatnonzero(~done)
             if not self._path.stable_order:

@@ -26,6 +26,7 @@ class TaskSet:
     returns the same messages as `task.messages()`. rewards: names of the rewards used when a recipe names none.
     sandbox: the weakest isolation that the environment takes for programs of the model; "" when it runs none.
     judges_text: the environment ends with an answer in words, which can hedge or deny; False for a game.
+    blocking: a call of the environment may take long, so it is made beside the event loop; False: it is quick.
     notes: what was recognised, for a person to read. fingerprint: sha256 over all rows of both halves, in order.
     """
 
@@ -40,6 +41,7 @@ class TaskSet:
     fingerprint: str
     sandbox: str = ""
     judges_text: bool = False
+    blocking: bool = True
 
     def __post_init__(self) -> None:
         if not self.train:

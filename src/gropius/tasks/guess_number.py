@@ -49,6 +49,7 @@ def guess_number(
         system_prompt=None,
         notes=(f"guess_number: {low}..{high} in {budget} guesses; {wanted} train games, {kept_out} held-out games",),
         fingerprint=fingerprint(train, held_out),
+        blocking=False,
     )
 
 

@@ -145,6 +145,7 @@ def _task_set(
         fingerprint=fingerprint(train, held_out),
         sandbox=plan.sandbox,
         judges_text=True,
+        blocking=bool(plan.sandbox),
     )
 
 

@@ -16,8 +16,13 @@ from gropius.rollout.engine import Engine
 from gropius.types import Completion, Episode, Request, Verdict
 
 T = TypeVar("T")
-Owner = Literal["the rollout engine", "the reward"]
+Owner = Literal["the rollout engine", "the reward", "the environment"]
 LOOK_S = 1.0
+KINDS: dict[Owner, type[RunHalted]] = {
+    "the rollout engine": EngineError,
+    "the reward": RewardError,
+    "the environment": RunHalted,
+}
 
 
 @dataclass
@@ -45,7 +50,7 @@ class Waits:
         if not self.waiting or now - self.last < deadline_s:
             return None
         owner, what, since = min(self.waiting.values(), key=lambda wait: wait[2])
-        kind = EngineError if owner == "the rollout engine" else RewardError
+        kind = KINDS[owner]
         return kind(
             f"{owner} is late: {what} has been waited for {now - since:.0f} s, and nobody answered for "
             f"{now - self.last:.0f} s (train.deadline_s = {deadline_s:g}; {len(self.waiting)} are waiting). Mend or "
@@ -100,16 +105,19 @@ class WatchedScorer:
 
 
 async def within(player: Player, deadline_s: float, work: Callable[[Player], Awaitable[T]]) -> T:
-    """Do work with a player; halt when neither its engine nor its scorer answers for `deadline_s` (0: never).
+    """Do work with a player; halt when neither engine nor scorer nor environment answers for `deadline_s` (0: never).
 
-    Errors: EngineError or RewardError naming who is late; the work is cancelled first.
+    Errors: EngineError, RewardError or RunHalted naming who is late; the work is cancelled first.
     """
     if not deadline_s:
         return await work(player)
     clock = asyncio.get_running_loop().time
     waits = Waits(clock())
     watched = dataclasses.replace(
-        player, engine=WatchedEngine(player.engine, waits), scorer=WatchedScorer(player.scorer, waits)
+        player,
+        engine=WatchedEngine(player.engine, waits),
+        scorer=WatchedScorer(player.scorer, waits),
+        wait=lambda what: waits.on("the environment", what),
     )
     job = asyncio.ensure_future(work(watched))
     try:

@@ -27,10 +27,11 @@ from gropius.records.metrics import step_metrics
 from gropius.records.sinks import Sinks
 from gropius.records.writer import RunWriter
 from gropius.rewards import InProcessScorer, MixedScorer
+from gropius.rollout import waiting
 from gropius.rollout.collect import CollectPlan, Player
 from gropius.rollout.select import Selected, SelectionRule, collect_selected
 from gropius.tasks.base import TaskSet
-from gropius.train import aside, checkpoint, checkup, ending, keep, memory, mismatch, randomness, trained
+from gropius.train import aside, checkpoint, checkup, ending, keep, memory, mismatch, randomness, schedule, trained
 from gropius.train.credit import Credit, Known, compare, needs_anchor_pass
 from gropius.train.deadline import within
 from gropius.train.evaluate import HeldOut, Limits, evaluate
@@ -54,6 +55,7 @@ class State:
 
     held_out: the mean measured on exactly these weights, None where none was; best: the highest so far. pack_tokens:
     the budget of a micro-batch where memory made it smaller than the recipe's, else 0. scorer: what the scorer counts.
+    waiting: groups that were begun and are gone on with in the next step. stage: where the run is in the schedule of group sizes.
     """
 
     step: int = 0
@@ -68,6 +70,8 @@ class State:
     best: float | None = None
     pack_tokens: int = 0
     scorer: dict[str, Any] = field(default_factory=dict)
+    waiting: list[dict[str, Any]] = field(default_factory=list)
+    stage: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -142,6 +146,7 @@ def all_rounds(run: Run) -> Path:
             refresh_reference(run, step)
             reached("step.updated")
             state.step, state.position = step, order.position
+            state.waiting = [waiting.as_json(group) for group in batch.waiting]
             run.randomness = randomness.capture()
             end = time.perf_counter()
             times = {"step_time": end - start, "sampling_time_s": drawn - start, "training_time_s": end - drawn}
@@ -159,28 +164,32 @@ def all_rounds(run: Run) -> Path:
     return run.writer.folder
 
 
-def collecting(plan: Resolved, loaded: LoadedModel, step: int) -> tuple[CollectPlan, SelectionRule]:
-    """How a step's groups are drawn, and what becomes of those without signal."""
+def collecting(plan: Resolved, loaded: LoadedModel, step: int, siblings: int = 0) -> tuple[CollectPlan, SelectionRule]:
+    """How a step's groups are drawn, and what becomes of those without signal. siblings: 0 is the recipe's number."""
     rollout, objective = plan.rollout, plan.objective
     drawn = CollectPlan(
         sampling=sampling_of(plan, loaded),
-        group_size=rollout.group_size,
+        group_size=siblings or rollout.group_size,
         seed=plan.seed,
         step=step,
         max_turns=rollout.max_turns,
         max_episode_tokens=rollout.max_episode_tokens,
         greedy_baseline=objective.advantage.baseline == "greedy",
     )
-    return drawn, SelectionRule(objective.selection.dead, rollout.refill_attempts, rollout.grow_limit)
+    return drawn, SelectionRule(
+        objective.selection.dead, rollout.refill_attempts, rollout.grow_limit, rollout.oversample, rollout.cut
+    )
 
 
 async def sample(run: Run, order: TaskOrder, step: int) -> Selected:
     """G answers to each prompt from the current policy, scored; dead groups treated as the objective says."""
-    plan, rule = collecting(run.plan, run.loaded, step)
+    prompts, siblings = schedule.groups_of(run.plan.rollout, step, schedule.Stage(**run.state.stage))
+    plan, rule = collecting(run.plan, run.loaded, step, siblings)
+    begun = waiting.from_json(run.state.waiting, run.tasks)
     selected = await within(
         run.player,
         run.plan.train.deadline_s,
-        lambda player: collect_selected(order.take, run.plan.rollout.prompts, plan, player, rule),
+        lambda player: collect_selected(order.take, prompts, plan, player, rule, begun),
     )
     if selected.shortfall is not None:
         run.progress.note(f"step {step}: {selected.shortfall}")
@@ -275,7 +284,10 @@ def hand_over_weights(run: Run) -> None:
 
 
 def require_own_weights(run: Run, batch: Selected) -> None:
-    """Halt when a response was drawn from other weights than the policy's: its log-probabilities belong to no one."""
+    """Halt when a response was drawn from other weights than the policy's: its log-probabilities belong to no one.
+
+    What an earlier step drew of a response carries the versions of its tokens; the rest must be the policy's own.
+    """
     for group in (*batch.groups, *batch.dropped):
         for episode in group.episodes:
             if episode.weight_digest and episode.weight_digest != run.digest:
@@ -299,8 +311,12 @@ def refresh_reference(run: Run, step: int) -> None:
 
 def require_agreement(run: Run, batch: Selected, logprobs: Sequence[Any]) -> None:
     """Stop the run when trainer and sampler give one token two log-probabilities, and say why."""
-    episodes = [episode for group in batch.groups for episode in group.episodes]
-    rows = cut(batch.groups)
+    every = [episode for group in batch.groups for episode in group.episodes]
+    fresh = [i for i, episode in enumerate(every) if episode.token_versions is None]
+    if not fresh:
+        return
+    episodes, rows = [every[i] for i in fresh], [cut(batch.groups)[i] for i in fresh]
+    logprobs = [logprobs[i] for i in fresh]
 
     def rescore(temperature: float) -> Sequence[Any]:
         learner = run.learner
@@ -323,7 +339,11 @@ def record(run: Run, batch: Selected, credit: Credit, work: Work, times: dict[st
     plan, state = run.plan, run.state
     rows = trained.records(state.step, batch.groups, batch.dropped, credit, work, run.player.chat.decode)
     metrics = step_metrics(rows, state.num_tokens)
-    metrics |= trained.metrics(work, batch.groups, times)
+    metrics |= trained.metrics(work, batch.groups, times) | batch.budget.metrics()
+    stage = schedule.measured(plan.rollout, schedule.Stage(**state.stage), metrics)
+    state.stage = dataclasses.asdict(stage)
+    for name in ("tokens_sampled", "tokens_skipped"):  # what was cut and thrown away is in no record
+        metrics[name] = (metrics[name] or 0) + batch.budget.aborted_tokens
     metrics["tokens_per_s"] = (metrics["tokens_sampled"] or 0) / max(times["step_time"], 1e-9)
     state.held_out = None
     if plan.eval.every and state.step % plan.eval.every == 0 and state.step < plan.train.steps:
