@@ -46,8 +46,8 @@ from gropius.train.interrupt import StopRequest
 from gropius.train.invariance import Invariance, invariances
 from gropius.train.keep import Keeper
 from gropius.train.loop import Run, State
-from gropius.train.optim import Optimiser, OptimiserSettings
 from gropius.train.machine import machine_of
+from gropius.train.optim import Optimiser, OptimiserSettings
 from gropius.train.origin import origin
 from gropius.train.progress import Progress
 from gropius.train.sft import WarmStart, imitation, warm_start
