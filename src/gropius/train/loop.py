@@ -55,7 +55,7 @@ class State:
 
     held_out: the mean measured on exactly these weights, None where none was; best: the highest so far. pack_tokens:
     the budget of a micro-batch where memory made it smaller than the recipe's, else 0. scorer: its counts.
-    waiting: groups that were begun and are gone on with in the next step. stage: where the run is in the schedule of group sizes.
+    waiting: groups that were begun and are gone on with in the next step. stage: the place in the group schedule.
     """
 
     step: int = 0
