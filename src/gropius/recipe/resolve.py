@@ -341,7 +341,8 @@ def _derive(draft: Draft) -> Derived:
         needs_reference=draft.objective.needs_reference,
         user_code=tuple(
             dict.fromkeys(
-                name for name in (recipe.data.source, *_reward_names(recipe.reward)) if names_a_function(name)
+                [name for name in (recipe.data.source, *_reward_names(recipe.reward)) if names_a_function(name)]
+                + ([str(recipe.data.options.get("taskset"))] if recipe.data.source == "verifiers" else [])
             )
         ),
     )

@@ -225,12 +225,19 @@ def _math_verify(*, wall_s: float = 0.7, memory_mb: int = 2048) -> Reward:
     return second.math_verify(wall_s=wall_s, memory_mb=memory_mb)
 
 
+def _verifiers() -> Callable[[Episode], Any]:
+    """The rewards of a task of the library `verifiers`; see `gropius.rewards.verifiers`."""
+    from gropius.rewards import verifiers
+
+    return verifiers.verifiers()
+
+
 def _passed(episode: Episode, outcome: Outcome) -> float | None:
     """1 when everything passed, 0 otherwise, None when void: what partial credit does not change."""
     return None if outcome.status == "void" else float(outcome.status == "scored" and outcome.value == 1.0)
 
 
-REWARDS: dict[str, Callable[..., Reward | BatchedReward]] = {
+REWARDS: dict[str, Callable[..., Callable[[Episode], Any] | BatchedReward]] = {
     "exact": text.exact,
     "last_number": text.last_number,
     "countdown": text.countdown,
@@ -241,6 +248,7 @@ REWARDS: dict[str, Callable[..., Reward | BatchedReward]] = {
     "math_verify": _math_verify,
     "code": _code,
     "reasoning_gym": _reasoning_gym,
+    "verifiers": _verifiers,
     "remote": remote,
     "diversity": groupwise.diversity,
     "brevity": groupwise.brevity,
@@ -255,6 +263,7 @@ METRICS: dict[str, Metric] = {
     "math_verify": outcome_as_metric,
     "code": _passed,
     "reasoning_gym": _passed,
+    "verifiers": outcome_as_metric,
 }
 
 # Bounds of a scored value; what is not here has none unless a recipe declares them.
@@ -273,6 +282,7 @@ RANGES: dict[str, tuple[float, float]] = {
 }
 
 SECOND_OPINIONS = {"math-verify": "math_verify"}  # of the reward math: what a recipe writes, and the part it becomes
-APART = frozenset({"reasoning_gym", "math_verify"})  # let a library evaluate model text: never in the trainer
+CONFINED = frozenset({"reasoning_gym", "math_verify"})  # let a library evaluate model text: never in the trainer
+APART = CONFINED | {"verifiers"}  # in killable processes; code of others, like a person's own functions
 APART_S = 60.0  # these bound every answer themselves; this is for a library that hangs outside of that
 BLOCKING = frozenset({"code"})  # waits for other processes, so it runs in a thread

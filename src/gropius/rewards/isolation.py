@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gropius.rewards import APART
+from gropius.rewards import CONFINED
 from gropius.sandbox.base import TIERS, SandboxUnavailable
 from gropius.sandbox.confine import landlock_version
 from gropius.sandbox.remote import open_remote, service_of
@@ -25,7 +25,7 @@ def isolation(parts: Sequence[Mapping[str, Any]], environment: str = "") -> dict
     services = [service_of(options["remote"]) for options in programs if options.get("remote") is not None]
     demands = [options.get("minimum", "landlock") for options in programs if options.get("remote") is None]
     demands += [environment] if environment else []
-    names = [part["name"] for part in parts if part["name"] in APART]
+    names = [part["name"] for part in parts if part["name"] in CONFINED]
     names += ["math_verify" for part in parts if (part.get("options") or {}).get("second") and part["name"] == "math"]
     stamp: dict[str, Any] = {}
     if demands:

@@ -20,10 +20,12 @@ from gropius.tasks.countdown import countdown
 from gropius.tasks.files import READERS
 from gropius.tasks.gsm8k import gsm8k
 from gropius.tasks.guess_number import guess_number
+from gropius.tasks.openenv import openenv
 from gropius.tasks.programs import code, humaneval, mbpp
 from gropius.tasks.reasoning_gym import reasoning_gym
 from gropius.tasks.sources import Reading, from_function, from_hub, from_path
 from gropius.tasks.tools import calculator, python_tool
+from gropius.tasks.verifiers import verifiers
 
 __all__ = ["TASKS", "TaskSet", "load_tasks"]
 
@@ -117,4 +119,6 @@ TASKS: dict[str, Callable[..., TaskSet]] = {
     "calculator": calculator,
     "python_tool": python_tool,
     "reasoning_gym": reasoning_gym,
+    "verifiers": verifiers,
+    "openenv": openenv,
 }
