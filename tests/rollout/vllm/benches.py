@@ -51,12 +51,9 @@ def vllm_python() -> str:
 
 def on_vllm(loaded, program_file=Path(program.__file__), bound=1e-3, **options):
     """An engine on vLLM itself."""
-    place = functools.partial(ProcessPlace, vllm_python(), program_file, {"OMP_NUM_THREADS": "1", **VLLM_PATHS})
+    place = functools.partial(ProcessPlace, vllm_python(), program_file, {"OMP_NUM_THREADS": "1"})
     options = {"enforce_eager": True, "kv_cache_gib": 0.25, **options}
     return VllmEngine(loaded, VllmOptions(**options), place, bound=bound)
-
-
-VLLM_PATHS = {"GROPIUS_TESTS": str(HERE.parents[2])}
 
 
 def closed(engine):

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -19,7 +20,10 @@ from gropius.models.tiny import TinyShape
 from gropius.recipe.schema import VllmTable
 from gropius.rollout.torch_engine import TorchEngine
 from gropius.rollout.vllm import open as opening
-from gropius.rollout.vllm.engine import VllmEngine
+from gropius.rollout.vllm import program
+from gropius.rollout.vllm.engine import VllmEngine, VllmOptions
+from gropius.rollout.vllm.place import ReachedPlace
+from gropius.rollout.vllm.weights import policy_tensors
 from gropius.types import Request, Sampling
 
 SHAPE = TinyShape(hidden=32, layers=2, heads=2, kv_heads=1, mlp=48, context=64)
@@ -262,3 +266,41 @@ def test_the_table_of_a_recipe_becomes_options_and_the_place_that_it_names(monke
     opening.open_vllm(tiny(), table(), TRAINER)
     assert found["mailbox"] is not None  # in this process
     assert issubclass(VllmEngine, object) and Path(opening.program.__file__).is_file()
+
+
+def test_an_adapter_arrives_merged_under_the_names_of_the_base():
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    loaded = tiny()
+    names = [name for name, _ in policy_tensors(loaded.model)]
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+    peft.inject_adapter_in_model(config, loaded.model)
+    assert [name for name, _ in policy_tensors(loaded.model)] == names
+    with engine_of(loaded) as engine:
+        engine.set_policy(0, "")  # the probe runs the adapter's own forward pass
+        assert engine.last_probe.largest < 1e-4
+
+
+def test_a_server_serves_one_trainer_after_another_and_refuses_another_model(tmp_path):
+    address = tmp_path / "socket"
+    threading.Thread(target=program._serve_many, args=(str(address), Imitation), daemon=True).start()
+    while not address.exists():
+        time.sleep(0.01)
+    assert address.stat().st_mode & 0o077 == 0  # nobody else's
+
+    def reached(loaded):
+        return VllmEngine(loaded, VllmOptions(), lambda: ReachedPlace(str(address)), bound=1e-3)
+
+    for seed in range(2):
+        loaded = tiny(seed)
+        engine = reached(loaded)
+        engine.set_policy(seed, "")
+        theirs, mine = draw(engine, *requests()), draw(TorchEngine(loaded), *requests())
+        assert [c.token_ids.tolist() for c in theirs] == [c.token_ids.tolist() for c in mine]
+        if seed == 0:
+            engine._link._place.wire.close()  # it vanishes, in the middle of a response
+        closed(engine)
+    with pytest.raises(EngineError, match="holds another model"):
+        reached(load_model("tiny", tiny=TinyShape(hidden=16, layers=1, heads=2, kv_heads=1, mlp=16, context=32)))
+    engine = reached(tiny())
+    engine.set_policy(5, "again")
+    closed(engine)

@@ -131,8 +131,9 @@ class VllmEngine:
         asked = probe.probe_requests(self._vocabulary, self._context, version)
         waiting = [self._request(request, request.sampling.max_tokens)[1] for request in asked]
         drawn = [future.result() for future in waiting]
-        self.last_probe = probe.compare(self.loaded, DTYPES[self.options.dtype], asked, drawn)
-        probe.require_agreement(self.last_probe, self._bound, str(self.facts.get("name", "the engine")))
+        dtype = DTYPES[self.options.dtype]
+        self.last_probe = probe.compare(self.loaded, dtype, asked, drawn)
+        probe.require_agreement(self.last_probe, self._bound, str(self.facts.get("name", "the engine")), dtype)
 
     def rest(self) -> None:
         """Give the engine's memory back until the next hand-over, where it can and was asked to."""

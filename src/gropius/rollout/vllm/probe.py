@@ -20,6 +20,7 @@ from gropius.models.load import LoadedModel
 from gropius.types import Completion, Request, Sampling
 
 PROMPTS, PROMPT_TOKENS, DRAWN_TOKENS = 4, 12, 8
+FLOAT32_NOISE, HALF_NOISE = 1e-3, 0.5  # nats that rounding explains on a token
 MEAN_SHARE = 0.1  # of the bound: as for the tokens that are trained on
 
 
@@ -52,8 +53,11 @@ def compare(loaded: LoadedModel, dtype: torch.dtype, asked: Sequence[Request], d
     return Probe(float(every.mean()), float(every.max()), len(every))
 
 
-def require_agreement(found: Probe, bound: float, engine: str) -> None:
-    """Raise MismatchError when the largest difference is beyond the bound, or the mean beyond a tenth of it."""
+def require_agreement(found: Probe, bound: float, engine: str, dtype: torch.dtype) -> None:
+    """Raise MismatchError when the largest difference is beyond the bound, or the mean beyond a tenth of it.
+
+    dtype: what both sides compute in; it says how far rounding can go.
+    """
     if found.largest <= bound and found.mean <= MEAN_SHARE * bound:
         return
     raise MismatchError(
@@ -63,7 +67,7 @@ def require_agreement(found: Probe, bound: float, engine: str) -> None:
         + (
             "rounding; compute in the same format on both sides (rollout.vllm.dtype, model.dtype), or raise the bound "
             "and declare a correction (objective.ratio.correction)"
-            if found.largest <= 0.5 and found.mean <= 0.05
+            if found.largest <= (FLOAT32_NOISE if dtype == torch.float32 else HALF_NOISE)
             else "a tensor that this engine or version does not take over (a packed copy of a tied head is one), or "
             "an architecture that it computes in another way; nothing was trained on its tokens"
         )

@@ -25,14 +25,32 @@ Named = tuple[str, Tensor]
 
 
 def policy_tensors(model: nn.Module) -> list[Named]:
-    """The parameters and persistent buffers under the names of a Hugging Face checkpoint; tied ones once."""
+    """The parameters and persistent buffers under the names of a Hugging Face checkpoint; tied ones once.
+
+    A linear layer with a LoRA adapter (peft) counts as one of W + s · B A, made anew from the two.
+    """
     seen: set[int] = set()
     named = []
+    adapted = {f"{name}.": layer for name, layer in model.named_modules() if getattr(layer, "base_layer", None)}
     for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
+        if id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
+        prefix = next((prefix for prefix in adapted if name.startswith(prefix)), "")
+        if not prefix:
             named.append((name, tensor.detach()))
+        elif name.startswith(f"{prefix}base_layer."):
+            leaf = name.removeprefix(f"{prefix}base_layer.")
+            named.append((prefix + leaf, _merged(adapted[prefix], tensor) if leaf == "weight" else tensor.detach()))
     return named
+
+
+@torch.no_grad()
+def _merged(layer: Any, weight: Tensor) -> Tensor:
+    merged = weight.detach()
+    for adapter in layer.active_adapters:
+        merged = merged + layer.get_delta_weight(adapter).to(merged.dtype)
+    return merged
 
 
 class SharedWeights:

@@ -111,7 +111,7 @@ class Server:
             core = self._started(make_core)
             if core is not None:
                 self._work(core)
-            return core is not None
+            return True
         except WireError:  # the trainer is gone, and nobody is left to be told
             traceback.print_exc()
             return True
