@@ -79,6 +79,14 @@ def avoids(episode):
     if episode.completion == "raise": raise ValueError("no")
     return 1.0
 
+def hoards(episode):
+    global held
+    held = globals().get("held", []) + [open(os.devnull) for _ in range(50)]
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+    with open(Path(__file__).with_name("open"), "a") as told:
+        told.write(f"{len(os.listdir('/proc/self/fd'))} ")
+    return 1.0
+
 def leaks(episode):
     global kept
     kept = bytearray(300 << 20)
@@ -199,6 +207,14 @@ def test_a_missing_function_halts_by_name(pool) -> None:
 def test_a_worker_that_holds_too_much_memory_is_replaced(pool) -> None:
     scorer = pool("leaks", memory_bytes=250 << 20)
     assert len(set(values(score(scorer, "a", "b", "c")))) == 3
+
+
+def test_what_a_function_leaves_open_ends_with_its_worker(pool, tmp_path: Path) -> None:
+    scorer = pool("hoards", recycle_calls=5)
+    assert values(score(scorer, *"abcdefghijkl")) == [1.0] * 12
+    assert scorer.counts.started == 3
+    opened = [int(n) for n in (tmp_path / "open").read_text().split()]
+    assert max(opened) <= 5 * 50 + 40 and len(opened) == 12
 
 
 def test_a_pool_serves_one_event_loop_after_another(pool) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -64,6 +66,29 @@ def test_a_stronger_minimum_is_never_met_by_a_weaker_tier(monkeypatch: pytest.Mo
     monkeypatch.setattr(tiers, "_WORKING", set())
     with pytest.raises(SandboxUnavailable):
         open_sandbox("bubblewrap")
+
+
+@pytest.mark.skipif(bool(tiers.probe("landlock")), reason="this kernel has no Landlock")
+def test_where_bubblewrap_is_forbidden_landlock_takes_its_place_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiers, "bubblewrap", lambda: None)
+    monkeypatch.setattr(tiers, "_WORKING", set())
+    box = open_sandbox("landlock", Limits(wall_s=10.0))
+    assert box.tier == "landlock"
+    look = "import os\ndef f(x):\n    try: return len(os.listdir('/etc'))\n    except OSError: return 2"
+    result = grade(box, look, TESTS)
+    assert (result.status, result.tier) == ("passed", "landlock")
+
+
+@pytest.mark.parametrize("fault", [errno.EAGAIN, errno.ENOMEM, errno.EMFILE])
+def test_a_machine_out_of_processes_is_unavailable_and_never_a_failure_of_the_program(
+    monkeypatch: pytest.MonkeyPatch, fault: int
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(fault, os.strerror(fault))
+
+    monkeypatch.setattr("gropius.sandbox.session.subprocess.Popen", refuse)
+    result = grade(Sandbox("none", Limits(wall_s=1.0), slots=1), "def f(x):\n    return x + 1", TESTS)
+    assert result.status == "unavailable" and os.strerror(fault) in result.reason
 
 
 @pytest.mark.parametrize("command", [("/nonexistent/bwrap",), ("/bin/false",), ("/bin/cat",), ("/bin/sleep", "0")])
