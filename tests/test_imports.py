@@ -16,7 +16,8 @@ HEAVY = ("torch", "transformers", "vllm", "ray", "peft", "datasets")
 TORCH_FREE_FILES = (
     "__init__", "__main__", "types", "errors", "naming", "objective/__init__", "objective/spec", "objective/presets",
     "objective/advantage", "objective/aggregate", "objective/selection", "objective/formula", "objective/validate",
-    "objective/batch", "objective/explain",
+    "objective/batch", "objective/explain", "distributed/__init__", "distributed/wire", "distributed/seat",
+    "distributed/launch",
 )  # fmt: skip
 TORCH_FREE_ROOMS = (
     "records", "rewards", "tasks", "envs", "sandbox", "doctor", "compare", "plan", "audit", "recipe", "viewer", "cli",

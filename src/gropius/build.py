@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from gropius.doctor.watch import Watch
 from gropius.errors import RecipeError
@@ -52,6 +54,7 @@ from gropius.train.origin import origin
 from gropius.train.progress import Progress
 from gropius.train.sft import WarmStart, imitation, warm_start
 from gropius.train.step import Learner, LearnerSettings, UpdateReport
+from gropius.train.team import POLICY, REFERENCE, Team
 from gropius.train.trial import one_batch
 
 
@@ -95,12 +98,15 @@ def isolation(resolved: Resolved, found: TaskSet) -> dict[str, Any] | None:
     return isolating.isolation(reward_parts(resolved, found), found.sandbox)
 
 
-def model(resolved: Resolved, folder: Path | None = None) -> LoadedModel:
-    """The policy of a recipe, or the one in a Hugging Face folder (of a checkpoint), with float32 master weights."""
+def model(resolved: Resolved, folder: Path | None = None, device: str = "") -> LoadedModel:
+    """The policy of a recipe, or the one in a Hugging Face folder (of a checkpoint), with float32 master weights.
+
+    device: of a rank; "" is the recipe's.
+    """
     table = resolved.model
     source = str(folder) if folder is not None else table.source
     tiny = TinyShape(**table.tiny.model_dump()) if source == "tiny" else None
-    return load_model(source, dtype="float32", device=table.device, seed=resolved.seed, tiny=tiny)
+    return load_model(source, dtype="float32", device=device or table.device, seed=resolved.seed, tiny=tiny)
 
 
 @dataclass(eq=False)
@@ -118,9 +124,10 @@ class _Parts:
     close: Callable[[], None]
     facts: dict[str, Any]
     judge: tuple[str, ...]
+    team: Team
 
 
-def _parts(resolved: Resolved, progress: Progress, folder: Path | None = None) -> _Parts:
+def _parts(resolved: Resolved, progress: Progress, folder: Path | None = None, team: Team | None = None) -> _Parts:
     torch.set_num_threads(resolved.train.threads or torch.get_num_threads())
     found = tasks(resolved)
     if resolved.rollout.max_turns > 1 and found.environment is None:
@@ -129,28 +136,29 @@ def _parts(resolved: Resolved, progress: Progress, folder: Path | None = None) -
             "answers the model; remove the key"
         )
     judge = scorer(resolved, found)
-    loaded = model(resolved, folder)
+    loaded = model(resolved, folder, team.device if team else "")
     chat = _chat(resolved, found, loaded)
     found, dropped = fitting(found, chat, loaded.context_length, resolved.data.overlong)
-    engine = _engine(resolved, loaded)
+    own = engine(resolved, loaded)
     described = tuple(judge.describe())
-    for line in (*dropped, *found.notes, *loaded.notes, engine.describe(), *described):
+    for line in (*dropped, *found.notes, *loaded.notes, own.describe(), *described):
         progress.note(line)
     programs = isolation(resolved, found)
     for line in isolating.described(programs):
         progress.note(line)
-    player = Player(engine, chat, found, judge, loaded.context_length)
+    team = team or Team()
+    player = Player(team.engines(own, progress.note), chat, found, judge, loaded.context_length)
 
     def close() -> None:
-        asyncio.run(engine.close())
+        asyncio.run(player.engine.close())
         judge.close()
 
     facts = {"sandbox": programs} if programs else {}
-    return _Parts(loaded, found, chat, player, judge, close, facts, described)
+    return _Parts(loaded, found, chat, player, judge, close, facts, described, team)
 
 
-def _engine(resolved: Resolved, loaded: LoadedModel) -> TorchEngine | VllmEngine:
-    """What draws the responses of a recipe; whoever asks for it closes it."""
+def engine(resolved: Resolved, loaded: LoadedModel) -> TorchEngine | VllmEngine:
+    """What draws the responses of a recipe, from a whole copy of the weights; whoever asks for it closes it."""
     rollout, train = resolved.rollout, resolved.train
     if rollout.engine == "torch":
         return TorchEngine(loaded, token_budget=rollout.token_budget, dtype=resolved.model.dtype)
@@ -158,45 +166,49 @@ def _engine(resolved: Resolved, loaded: LoadedModel) -> TorchEngine | VllmEngine
     return open_vllm(loaded, rollout.vllm.model_dump(), trainer)
 
 
+def forward(resolved: Resolved, policy: PreTrainedModel) -> Forward:
+    """The way over packs of a model, as the recipe wants it computed."""
+    return Forward.of(policy, compute_dtype=resolved.model.dtype)
+
+
 def _learner(resolved: Resolved, parts: _Parts, objective: Objective, settings: OptimiserSettings) -> Learner:
-    forward = Forward.of(parts.loaded.model, compute_dtype=resolved.model.dtype)
+    way = parts.team.join(POLICY, parts.loaded.model, functools.partial(forward, resolved))
+    optimiser = Optimiser(way.model, settings)
+    parts.team.lead("optimiser", settings)
     return Learner(
-        forward,
+        way,
         objective,
-        Optimiser(parts.loaded.model, settings),
+        optimiser,
         LearnerSettings(
             temperature=resolved.rollout.temperature or 1.0,
             pack_tokens=resolved.train.pack_tokens,
             entropy=True,
         ),
+        parts.team,
     )
 
 
 def _optimiser_settings(resolved: Resolved) -> OptimiserSettings:
     t = resolved.train
     per_step = t.updates * t.epochs
+    same = (
+        "learning_rate", "schedule", "final_ratio", "weight_decay", "beta1", "beta2", "adam_epsilon", "grad_clip",
+    )  # fmt: skip
     return OptimiserSettings(
-        learning_rate=t.learning_rate,
         total_steps=t.steps * per_step,
         warmup_steps=t.warmup_steps * per_step,
-        schedule=t.schedule,
-        final_ratio=t.final_ratio,
-        weight_decay=t.weight_decay,
-        beta1=t.beta1,
-        beta2=t.beta2,
-        adam_epsilon=t.adam_epsilon,
-        grad_clip=t.grad_clip,
+        **{name: getattr(t, name) for name in same},
     )
 
 
-def train(resolved: Resolved, progress: Progress) -> Path:
+def train(resolved: Resolved, progress: Progress, team: Team | None = None) -> Path:
     """Run a recipe from its beginning: warm start, held-out before, all steps, held-out after. The run folder.
 
     Errors: RunFolderError when the folder is taken; everything `train.loop.train` raises.
     """
     faults.arm_from_environment()
     randomness.seed_all(resolved.seed)
-    with closing(_parts(resolved, progress)) as parts:
+    with closing(_parts(resolved, progress, team=team)) as parts:
         refuse_what_cannot_fit(resolved, parts.loaded.model.num_parameters(), machine_of(resolved.folder, parts.loaded))
         document = resolved.as_dict() | parts.facts | {"origin": _origin(resolved, parts)}
         with RunWriter.create(resolved.folder, document) as writer, StopRequest(progress.note) as stop:
@@ -206,7 +218,9 @@ def train(resolved: Resolved, progress: Progress) -> Path:
             return loop.train(_run(resolved, parts, writer, progress, stop))
 
 
-def resume(folder: Path, step: int | None, progress: Progress, settings: Sequence[str] = ()) -> Path:
+def resume(
+    folder: Path, step: int | None, progress: Progress, settings: Sequence[str] = (), team: Team | None = None
+) -> Path:
     """Go on with a run from its checkpoint of `step` (None: the newest whole one, or its beginning). The run folder.
 
     settings: changes of harmless keys. Errors: RunFolderError when there is no usable checkpoint, when the run is over,
@@ -221,7 +235,7 @@ def resume(folder: Path, step: int | None, progress: Progress, settings: Sequenc
             progress.note(note)
         continuing.refuse_finished(folder, resolved, start.step)
         randomness.seed_all(resolved.seed)
-        with closing(_parts(resolved, progress, start.model)) as parts:
+        with closing(_parts(resolved, progress, start.model, team)) as parts:
             for note in continuing.refuse_changes(folder, start, resolved, _origin(resolved, parts)):
                 progress.note(note)
             writer.rewind(start.step, start.metrics_bytes)
@@ -236,7 +250,7 @@ def resume(folder: Path, step: int | None, progress: Progress, settings: Sequenc
             return loop.train(run)
 
 
-def fork(resolved: Resolved, source: tuple[Path, int | None], progress: Progress) -> Path:
+def fork(resolved: Resolved, source: tuple[Path, int | None], progress: Progress, team: Team | None = None) -> Path:
     """A new run of another recipe, from the whole state of a checkpoint of another run. The run folder.
 
     source: run folder and step (None: the newest whole one). Its counters go on; the data order begins anew where the
@@ -244,7 +258,7 @@ def fork(resolved: Resolved, source: tuple[Path, int | None], progress: Progress
     """
     faults.arm_from_environment()
     folder, snapshot = continuing.forked(source, resolved)
-    with closing(_parts(resolved, progress, folder / "model")) as parts:
+    with closing(_parts(resolved, progress, folder / "model", team)) as parts:
         now = _origin(resolved, parts)
         lineage, notes = continuing.lineage(source[0], snapshot, resolved, now)
         for note in notes:
@@ -281,8 +295,9 @@ def _run(resolved: Resolved, parts: _Parts, writer: RunWriter, progress: Progres
         progress.note(learner.forward.note)
     reference = None
     if resolved.objective.needs_reference:
+        parts.team.publish(parts.loaded.model, 0)
         frozen = copy.deepcopy(parts.loaded.model).requires_grad_(False)
-        reference = Forward.of(frozen, compute_dtype=resolved.model.dtype)
+        reference = parts.team.join(REFERENCE, frozen, functools.partial(forward, resolved))
     weights = {part.name: part.weight for part in getattr(parts.player.scorer, "parts", ())}
     return Run(
         plan=resolved,

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gropius.cli.console import Console, print_outcome
+from gropius.cli.console import Console
 from gropius.cli.options import Settings, TrustCode
-from gropius.cli.target import of_run
+from gropius.cli.ranks import over_ranks
+from gropius.cli.target import of_run, setting_words
+
+if TYPE_CHECKING:
+    from gropius.train.team import Team
 
 
 def command(
@@ -30,8 +34,12 @@ def command(
 
     resolved = of_run(RunReader(run), settings)
     refuse_user_code(resolved, trusted=trust_code)
-    from gropius import build
 
-    with Console() as console:
-        folder = build.resume(run, step, console, settings)
-    print_outcome(console, folder)
+    def work(console: Console, team: Team) -> Path:
+        """The run, in the process that owns its folder."""
+        from gropius import build
+
+        return build.resume(run, step, console, settings, team)
+
+    words = ["resume", str(run), *([] if step is None else ["--step", str(step)]), *setting_words(settings)]
+    over_ranks(resolved, [*words, *(["--trust-code"] if trust_code else [])], work, trusted=trust_code)

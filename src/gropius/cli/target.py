@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,12 +29,24 @@ def for_run(recipe: str, settings: Sequence[str], place: tuple[str | None, str |
     """
     from gropius.recipe import refuse_user_code, resolve
 
-    words = [
-        f"{key}={json.dumps(value)}" for key, value in zip(("name", "out"), place, strict=True) if value is not None
-    ]
+    words = written(dict(zip(("name", "out"), place, strict=True)))
     resolved = resolve(recipe, [*settings, *words])
     refuse_user_code(resolved, trusted=trusted)
     return resolved
+
+
+def written(values: Mapping[str, str | None]) -> list[str]:
+    """Settings `key="value"` of those that are given."""
+    return [f"{key}={json.dumps(value)}" for key, value in values.items() if value is not None]
+
+
+def setting_words(settings: Sequence[str], **values: str) -> list[str]:
+    """Settings as a command line has them.
+
+    >>> setting_words(["train.steps=3"], name="a")
+    ['--set', 'train.steps=3', '--set', 'name="a"']
+    """
+    return [word for setting in (*settings, *written(values)) for word in ("--set", setting)]
 
 
 def find(target: str, settings: Sequence[str], trusted: bool, *, model: bool = True) -> Found:

@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gropius.cli.console import Console, print_outcome
+from gropius.cli.console import Console
 from gropius.cli.options import Name, Out, Overwrite, Recipe, Settings, TrustCode
-from gropius.cli.target import for_run
+from gropius.cli.ranks import over_ranks
+from gropius.cli.target import for_run, setting_words
+from gropius.distributed.seat import seat
 from gropius.errors import RunFolderError, UsageError
 
 if TYPE_CHECKING:
     from gropius.recipe import Resolved
+    from gropius.train.team import Team
 
 
 def command(
@@ -29,22 +32,33 @@ def command(
 ) -> None:
     """Train by group-relative policy optimisation, measure before and after, and record everything in a run folder."""
     resolved = for_run(recipe, settings, (name, out), trust_code)
-    from gropius.records.writer import delete_run, refuse_taken
+    from gropius.records.writer import RESOLVED, delete_run, refuse_taken
 
     source = None if fork is None else run_and_step(fork)
     if source is not None and source[0].resolve() == resolved.folder.resolve():
         raise UsageError(f"--fork {fork}: the new run needs a folder of its own; write --name NAME")
-    if overwrite:
-        delete_run(resolved.folder)
-    refuse_unfinished(resolved)
-    refuse_taken(resolved.folder)
-    from gropius import build
+    where = seat()
+    if where is None:  # a rank's folder was looked at by whoever started it
+        if overwrite:
+            delete_run(resolved.folder)
+        refuse_unfinished(resolved)
+        refuse_taken(resolved.folder)
 
-    with Console() as console:
+    def work(console: Console, team: Team) -> Path:
+        """The run, in the process that owns its folder."""
+        from gropius import build
+
         for note in resolved.notes:
             console.note(note)
-        folder = build.train(resolved, console) if source is None else build.fork(resolved, source, console)
-    print_outcome(console, folder)
+        if where is not None and where.attempt and (resolved.folder / RESOLVED).is_file():
+            return build.resume(resolved.folder, None, console, (), team)
+        if source is not None:
+            return build.fork(resolved, source, console, team)
+        return build.train(resolved, console, team)
+
+    words = ["train", recipe, *setting_words(settings, name=resolved.name, out=resolved.out)]
+    words += [*(["--fork", fork] if fork else []), *(["--trust-code"] if trust_code else [])]
+    over_ranks(resolved, words, work, trusted=trust_code)
 
 
 def run_and_step(text: str) -> tuple[Path, int | None]:

@@ -21,6 +21,7 @@ from gropius.recipe.load import LoadedRecipe, Source, dotted, from_mapping, load
 from gropius.recipe.rules import Draft, broken_rules
 from gropius.recipe.schema import (
     CheckpointTable,
+    ClusterTable,
     DataTable,
     DoctorTable,
     EvalTable,
@@ -106,6 +107,7 @@ class Resolved:
     record: RecordTable
     checkpoint: CheckpointTable
     doctor: DoctorTable
+    cluster: ClusterTable
     derived: Derived
     preset: str
     base_dir: Path
@@ -118,8 +120,10 @@ class Resolved:
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of the canonical JSON of `tables()` without `name`, `out` and `doctor`."""
-        decisive = {key: value for key, value in self.tables().items() if key not in ("name", "out", "doctor")}
+        """SHA-256 of the canonical JSON of `tables()` without `name`, `out`, `doctor` and `cluster`."""
+        decisive = {
+            key: value for key, value in self.tables().items() if key not in ("name", "out", "doctor", "cluster")
+        }
         return hashlib.sha256(canonical_json(decisive).encode()).hexdigest()
 
     def tables(self) -> dict[str, Any]:
@@ -152,7 +156,7 @@ class Resolved:
 
 RECIPE_KEYS = (
     "name", "seed", "out", "model", "data", "void_limit", "reward", "reward_pool", "rollout", "objective", "train",
-    "sft", "eval", "record", "checkpoint", "doctor",
+    "sft", "eval", "record", "checkpoint", "doctor", "cluster",
 )  # fmt: skip
 
 
@@ -314,6 +318,7 @@ def _resolved(draft: Draft, source: Source, preset: str) -> Resolved:
         record=recipe.record,
         checkpoint=recipe.checkpoint,
         doctor=recipe.doctor,
+        cluster=recipe.cluster,
         derived=_derive(draft),
         preset=preset,
         base_dir=source.base_dir,

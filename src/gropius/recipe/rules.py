@@ -328,6 +328,10 @@ EFFECTS: tuple[Effect, ...] = (
         lambda d: any(names_a_function(part.name) for part in d.recipe.reward),
         'a [[reward]] of your own ("module:function"); built-in rewards need no pool',
     ),
+    *(
+        Effect(f"cluster.{key}", lambda d: d.recipe.cluster.trainer_ranks > 1, "cluster.trainer_ranks above 1")
+        for key in ("shard", "restarts", "deadline_s", "bind")
+    ),
     Effect("checkpoint.keep_last", lambda d: d.recipe.checkpoint.every > 0, "checkpoint.every above 0"),
     Effect("checkpoint.keep_every", lambda d: d.recipe.checkpoint.every > 0, "checkpoint.every above 0"),
     Effect("checkpoint.best", lambda d: d.recipe.eval.every > 0, "eval.every above 0"),

@@ -263,6 +263,18 @@ class DoctorTable(Table):
     )
 
 
+class ClusterTable(Table):
+    """`[cluster]`: the processes of one run. They share the work and never change what it means."""
+
+    trainer_ranks: Count = Field(1, description="processes that train one model, divided over them (FSDP2)")
+    shard: Literal["optimiser", "all"] = Field(
+        "optimiser", description='"optimiser": weights whole during a step; "all": layer by layer, least memory'
+    )
+    restarts: CountOrZero = Field(3, description="times that lost ranks are started again from the last checkpoint")
+    deadline_s: Positive = Field(600.0, description="seconds for one exchange between ranks")
+    bind: Text = Field("127.0.0.1", description="address that ranks and engines of a machine listen on")
+
+
 class Recipe(Table):
     """What the user wrote. `objective` is passed to the objective room, which checks it field by field."""
 
@@ -282,6 +294,7 @@ class Recipe(Table):
     record: RecordTable = RecordTable()
     checkpoint: CheckpointTable = CheckpointTable()
     doctor: DoctorTable = DoctorTable()
+    cluster: ClusterTable = ClusterTable()
 
 
 def table_of(path: tuple[str, ...]) -> type[Table] | None:
@@ -321,4 +334,5 @@ TABLES: dict[tuple[str, ...], type[Table]] = {
     ("record",): RecordTable,
     ("checkpoint",): CheckpointTable,
     ("doctor",): DoctorTable,
+    ("cluster",): ClusterTable,
 }

@@ -11,7 +11,7 @@ from typing import Any
 # Keys, or tables with a trailing dot, that a continued run may change.
 HARMLESS = (
     "name", "out", "train.steps", "train.max_time_s", "train.deadline_s", "void_limit", "eval.", "record.",
-    "checkpoint.", "doctor.", "rollout.vllm.python", "rollout.vllm.address", "rollout.vllm.devices",
+    "checkpoint.", "doctor.", "cluster.", "rollout.vllm.python", "rollout.vllm.address", "rollout.vllm.devices",
     "rollout.vllm.start_timeout_s", "rollout.vllm.hang_s",
 )  # fmt: skip
 # Of those, what moves the learning rate: harmless only where the schedule does not look at it.

@@ -24,6 +24,7 @@ from gropius.models.logprobs import Head, backbone, token_logprobs
 from gropius.train.attention import layout, packed_attention
 from gropius.train.pack import Pack, pack
 from gropius.train.sequences import TrainSequence
+from gropius.train.sharded import Sharded
 from gropius.train.tree import Layout
 
 Array32 = NDArray[np.float32]
@@ -47,7 +48,8 @@ class Forward:
 
     packed: False where the architecture runs padded rows. note: one line for a person, "" when packed.
     compute_dtype: "bfloat16" runs matrix products under autocast while the weights stay what they are.
-    recompute: activations of each layer are computed again in the backward pass instead of kept.
+    recompute: activations of each layer are computed again in the backward pass instead of kept. sharded: the way
+    over weights that are divided over ranks.
     """
 
     model: PreTrainedModel
@@ -58,6 +60,7 @@ class Forward:
     compute_dtype: str = "float32"
     float32_head: bool = False
     recompute: bool = False
+    sharded: Sharded | None = None
 
     @classmethod
     def of(
@@ -88,6 +91,13 @@ class Forward:
 
     def logprobs(self, pack: Pack, *, temperature: float = 1.0, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
         """[_S] the log-probability of every loss token of the pack, differentiable, and the entropies when asked."""
+        if self.sharded is not None:
+            made: tuple[Tensor, Tensor | None] = self.sharded(pack, temperature, entropy)
+            return made
+        return self.compute(pack, temperature, entropy)
+
+    def compute(self, pack: Pack, temperature: float, entropy: bool) -> tuple[Tensor, Tensor | None]:
+        """`logprobs` on the weights at hand."""
         device = self.head.weight.device
         with self.running(), self._autocast():
             hidden = self._hidden(pack) if self.packed else self._padded_hidden(pack)

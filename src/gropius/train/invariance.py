@@ -20,6 +20,7 @@ from gropius.train.forward import Forward
 from gropius.train.optim import Optimiser, OptimiserSettings, StepInfo
 from gropius.train.sequences import TrainSequence
 from gropius.train.step import Learner, LearnerSettings
+from gropius.train.team import full
 
 PerSequence = Sequence[NDArray[Any] | None]
 # Relative differences that rounding alone explains, by the type that matrix products are computed in.
@@ -57,7 +58,7 @@ class Batch:
         return Batch([self.sequences[i] for i in order], pick(self.anchor), pick(self.reference))
 
 
-class _Catcher(Optimiser):
+class Catcher(Optimiser):
     """An optimiser that keeps the gradient and moves nothing."""
 
     def __init__(self, model: nn.Module):
@@ -67,14 +68,14 @@ class _Catcher(Optimiser):
     def step(self) -> StepInfo:
         """Keep the gradient, flat, in float64; forget it in the model."""
         parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
-        self.caught = torch.cat([part.detach().double().flatten() for part in parts])
+        self.caught = torch.cat([full(part.detach()).double().flatten() for part in parts])
         self.zero()
         return StepInfo(float(self.caught.norm()), 0.0, True)
 
 
 def gradient(forward: Forward, objective: Objective, settings: LearnerSettings, batch: Batch) -> Tensor:
     """The flat gradient of the objective on a batch, in float64; zeros when no sequence is live."""
-    catcher = _Catcher(forward.model)
+    catcher = Catcher(forward.model)
     Learner(forward, objective, catcher, settings).update(batch.sequences, batch.anchor, batch.reference)
     if catcher.caught is None:
         return torch.zeros(sum(p.numel() for p in catcher.parameters), dtype=torch.float64)

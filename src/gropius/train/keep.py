@@ -88,9 +88,10 @@ def unless_kept(run: Run) -> None:
 
 def snapshot_of(run: Run) -> Snapshot:
     """Everything that decides what comes next, beside the weights."""
-    tensors = {"optimiser": run.learner.optimiser.tensors(), "random": run.randomness.tensors}
+    team = run.learner.team
+    tensors = {"optimiser": team.moments(run.learner.optimiser), "random": run.randomness.tensors}
     if run.reference is not None:
-        tensors["reference"] = dict(run.reference.model.named_parameters())
+        tensors["reference"] = team.weights(run.reference)
     run.state.scorer = run.judge.memory() if run.judge is not None else {}
     facts = {
         "state": dataclasses.asdict(run.state),
@@ -119,12 +120,11 @@ def put_back(run: Run, snapshot: Snapshot) -> None:
             f"({facts['weights'][:12]})"
         )
     try:
-        run.learner.optimiser.restore(dict(snapshot.tensors["optimiser"]), facts["optimiser_steps"])
+        run.learner.team.restore(run.learner.optimiser, snapshot.tensors["optimiser"], facts["optimiser_steps"])
     except ValueError as error:
         raise RunFolderError(f"step {snapshot.step}: {error}") from error
     saved = snapshot.tensors.get("reference")
     if run.reference is not None and saved is not None:
-        for name, parameter in run.reference.model.named_parameters():
-            parameter.data.copy_(saved[name])
+        run.learner.team.put(run.reference, saved)
     run.randomness = Randomness(facts["random"], dict(snapshot.tensors["random"]))
     randomness.restore(run.randomness)

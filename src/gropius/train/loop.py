@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from gropius.doctor.watch import Watch
 from gropius.errors import EngineError, RunHalted
 from gropius.models.load import LoadedModel
@@ -279,6 +277,7 @@ def watch(run: Run, report: UpdateReport, rows: Sequence[TrainSequence]) -> None
 
 def hand_over_weights(run: Run) -> None:
     """The engine samples from the policy as it is now; its completions carry the version and digest."""
+    run.learner.team.publish(run.loaded.model, run.learner.optimiser.steps)
     run.digest = checkpoint.weight_digest(run.loaded.model)
     run.player.engine.set_policy(run.learner.optimiser.steps, run.digest)
 
@@ -303,10 +302,7 @@ def refresh_reference(run: Run, step: int) -> None:
     """Every `train.reference_refresh` steps the reference becomes the policy as it is now; 0 leaves it fixed."""
     every = run.plan.train.reference_refresh
     if run.reference is not None and every and step % every == 0:
-        policy = dict(run.loaded.model.named_parameters())
-        with torch.no_grad():
-            for name, parameter in run.reference.model.named_parameters():
-                parameter.copy_(policy[name])
+        run.learner.team.refresh(run.reference, run.loaded.model)
 
 
 def require_agreement(run: Run, batch: Selected, logprobs: Sequence[Any]) -> None:
@@ -321,7 +317,8 @@ def require_agreement(run: Run, batch: Selected, logprobs: Sequence[Any]) -> Non
     def rescore(temperature: float) -> Sequence[Any]:
         learner = run.learner
         settings = dataclasses.replace(learner.settings, temperature=temperature)
-        return Learner(learner.forward, learner.objective, learner.optimiser, settings).score(rows).logprobs
+        other = Learner(learner.forward, learner.objective, learner.optimiser, settings, learner.team)
+        return other.score(rows).logprobs
 
     sampling, digest = sampling_of(run.plan, run.loaded), run.digest
     found = mismatch.require_agreement(

@@ -33,6 +33,11 @@ def with_less(run: Run, work: Callable[[], T]) -> T:
             if not is_out_of_memory(error):
                 raise
             reason = str(error).splitlines()[0][:200] if str(error) else "no memory"
+        if not learner.team.alone:  # the others stand in the middle of an exchange
+            raise RunHalted(
+                f"rank 0 ran out of memory ({reason}); write a smaller train.pack_tokens than "
+                f'{learner.settings.pack_tokens}, or cluster.shard = "all", and resume the run'
+            )
         if any(float(value) > steps for name, value in learner.optimiser.tensors().items() if name.endswith(".step")):
             raise RunHalted(
                 f"memory ran out while the optimiser moved the weights ({reason}); they are half old and half new. "

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from gropius.errors import RecipeError, did_you_mean
 
@@ -114,7 +115,8 @@ class Optimiser:
         rate = learning_rate(self.settings, self.steps)
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
-        taken = bool(torch.isfinite(norm))
+        over_all = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        taken = bool(torch.isfinite(over_all))
         if taken:
             if self.settings.grad_clip > 0:
                 torch.nn.utils.clip_grads_with_norm_(self.parameters, self.settings.grad_clip, norm)
@@ -123,7 +125,7 @@ class Optimiser:
             self._adam.step()
             self.steps += 1
         self.zero()
-        return StepInfo(float(norm), rate, taken)
+        return StepInfo(float(over_all), rate, taken)
 
     def tensors(self) -> dict[str, Tensor]:
         """Every moment by parameter name: `NAME.exp_avg`, `NAME.exp_avg_sq`, `NAME.step`. Empty before a first step."""
@@ -135,19 +137,28 @@ class Optimiser:
             for key, value in sorted(states[p].items())
         }
 
-    def restore(self, tensors: dict[str, Tensor], steps: int) -> None:
-        """Put back what `tensors` and `steps` gave. Raises ValueError when they belong to another model."""
+    def check(self, tensors: Mapping[str, Tensor]) -> None:
+        """Raises ValueError when what `tensors` gave belongs to another model."""
         known = {f"{name}.{key}" for name in self.named for key in ("exp_avg", "exp_avg_sq", "step")}
         if not set(tensors) <= known:
             raise ValueError(f"optimiser state of another model: {sorted(set(tensors) - known)[:3]}")
+        for name, p in self.named.items():
+            state = [tensors.get(f"{name}.{key}") for key in ("step", "exp_avg", "exp_avg_sq")]
+            if any(value is None for value in state) and any(value is not None for value in state):
+                raise ValueError(f"optimiser state of {name} is not whole")
+            if any(value is not None and value.shape != p.shape for value in state[1:]):
+                raise ValueError(f"optimiser state of {name} does not fit a parameter of shape {tuple(p.shape)}")
+
+    def restore(self, tensors: dict[str, Tensor], steps: int) -> None:
+        """Put back what `tensors` and `steps` gave. Raises ValueError when they belong to another model."""
+        self.check(tensors)
         for name, p in self.named.items():
             state = {key: tensors.get(f"{name}.{key}") for key in ("step", "exp_avg", "exp_avg_sq")}
             if all(value is None for value in state.values()):
                 self._adam.state.pop(p, None)
                 continue
             step, first, second = state["step"], state["exp_avg"], state["exp_avg_sq"]
-            if step is None or first is None or second is None or first.shape != p.shape or second.shape != p.shape:
-                raise ValueError(f"optimiser state of {name} does not fit a parameter of shape {tuple(p.shape)}")
+            assert step is not None and first is not None and second is not None
             self._adam.state[p] = {
                 "step": step.clone().to(p.device),
                 "exp_avg": first.clone().to(p.device),

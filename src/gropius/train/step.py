@@ -6,6 +6,7 @@ before anything was packed, so the number of packs changes nothing but memory.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from gropius.train.forward import Forward, Scores, scatter, score
 from gropius.train.optim import Optimiser
 from gropius.train.pack import Pack, pack
 from gropius.train.sequences import TrainSequence
+from gropius.train.shares import Share, filled, nothing
+from gropius.train.team import Team, local
 
 PerSequence = Sequence[NDArray[Any] | None]
 
@@ -97,8 +100,16 @@ class _Tally:
 class Learner:
     """A policy, an objective and an optimiser. It scores sequences and takes steps; it never draws or rewards any."""
 
-    def __init__(self, forward: Forward, objective: Objective, optimiser: Optimiser, settings: LearnerSettings):
+    def __init__(
+        self,
+        forward: Forward,
+        objective: Objective,
+        optimiser: Optimiser,
+        settings: LearnerSettings,
+        team: Team | None = None,
+    ):
         self.forward, self.objective, self.optimiser, self.settings = forward, objective, optimiser, settings
+        self.team = team or Team()
 
     def score(
         self, sequences: Sequence[TrainSequence], *, forward: Forward | None = None, entropy: bool = False
@@ -107,14 +118,21 @@ class Learner:
 
         Skipped sequences are not run. Without gradients.
         """
-        packs = self._pack(sequences)
-        return score(
-            forward or self.forward,
-            packs,
+        way = forward or self.forward
+        self.team.lead("score", self.team.name(way), dataclasses.asdict(self.settings), list(sequences), entropy)
+        shared = self._share(sequences)
+        found = score(
+            way,
+            [nothing() if one is None else one for one, _ in shared.rounds()],
             count=len(sequences),
             temperature=self.settings.temperature,
             entropy=entropy,
         )
+        if way.sharded is None:
+            return found
+        way.sharded.let_go()
+        every = self.team.merged({"logprobs": found.logprobs, "entropies": found.entropies})
+        return Scores(filled([one["logprobs"] for one in every]), filled([one["entropies"] for one in every]))
 
     def update(
         self,
@@ -128,14 +146,25 @@ class Learner:
         the KL target's. No live sequence: no step. A loss or gradient that is not finite: no step, weights untouched.
         """
         began = time.perf_counter()
-        packs = self._pack(sequences)
+        given = (
+            list(sequences),
+            None if anchor is None else list(anchor),
+            None if reference is None else list(reference),
+        )
+        self.team.lead("update", self.objective.as_dict(), dataclasses.asdict(self.settings), *given)
+        shared = self._share(sequences)
         tally = _Tally(len(sequences))
         self.optimiser.zero()
         with self.forward.running():
-            for one in packs:
-                self._accumulate(one, anchor, reference, tally)
-                if tally.culprits:
+            for one, last in shared.rounds():
+                if one is None:
+                    self._idle(last)
+                else:
+                    self._accumulate(one, anchor, reference, tally, last)
+                if tally.culprits and self.team.alone:
                     break
+        tally = self._merged(tally)
+        packs = shared.packs
         refused, norm, rate, taken = self._finish(packs, anchor, reference, tally)
         return UpdateReport(
             loss=tally.loss,
@@ -159,11 +188,36 @@ class Learner:
             time_s=time.perf_counter() - began,
         )
 
-    def _pack(self, sequences: Sequence[TrainSequence]) -> list[Pack]:
+    def _share(self, sequences: Sequence[TrainSequence]) -> Share:
         settings = self.settings
-        return pack(sequences, budget_tokens=settings.pack_tokens, share=settings.share_prompts, skip=settings.skip)
+        return self.team.share(
+            lambda tokens: pack(sequences, budget_tokens=tokens, share=settings.share_prompts, skip=settings.skip),
+            settings.pack_tokens,
+        )
 
-    def _accumulate(self, one: Pack, anchor: PerSequence | None, reference: PerSequence | None, tally: _Tally) -> None:
+    def _merged(self, tally: _Tally) -> _Tally:
+        """Rank 0: what all ranks found on their shares."""
+        if self.team.alone:
+            return tally
+        every = self.team.merged({"loss": tally.loss, "lists": tally.lists, "culprits": tally.culprits})
+        names = dict.fromkeys(name for one in every for name in one["lists"])
+        lists = {name: filled([one["lists"][name] for one in every if name in one["lists"]]) for name in names}
+        culprits = sorted(i for one in every for i in one["culprits"])
+        return _Tally(tally.count, sum(one["loss"] for one in every), lists, culprits)
+
+    def _backward(self, value: Tensor, last: bool) -> None:
+        if self.forward.sharded is not None:
+            self.forward.sharded.last_of_step(last)
+        torch.autograd.backward(value)
+
+    def _idle(self, last: bool) -> None:
+        """Take part in what the ranks exchange in a micro-batch, with nothing to add."""
+        logprobs, _ = self.forward.logprobs(nothing())
+        self._backward(logprobs.sum() * 0.0, last)
+
+    def _accumulate(
+        self, one: Pack, anchor: PerSequence | None, reference: PerSequence | None, tally: _Tally, last: bool = True
+    ) -> None:
         """Run one pack forward and backward. A loss that is not finite is not run backward; its rows are noted."""
         logprobs, entropies = self.forward.logprobs(
             one, temperature=self.settings.temperature, entropy=self.settings.entropy
@@ -175,8 +229,10 @@ class Learner:
         if not bool(finite.all()):
             rows = set(one.owner[~finite.cpu().numpy()].tolist())
             tally.culprits.extend(one.index[n] for n in sorted(rows))
+            if not self.team.alone:
+                self._backward(logprobs.sum() * 0.0, last)
             return
-        torch.autograd.backward(out.loss)
+        self._backward(out.loss, last)
         tally.loss += float(out.loss.detach())
         tally.add("logprobs", one, logprobs)
         if entropies is not None:
@@ -190,7 +246,9 @@ class Learner:
         """Take the step, or say why not."""
         if not packs:
             return "no live sequence", 0.0, 0.0, False
-        if tally.culprits:
+        if self.forward.sharded is not None:
+            self.forward.sharded.let_go()
+        if self.team.any(bool(tally.culprits)):
             self.optimiser.zero()
             return "the loss is not finite", float("nan"), 0.0, False
         info = self.optimiser.step()
@@ -207,9 +265,12 @@ class Learner:
                 (alone,) = pack([sequence], budget_tokens=sequence.length_tokens, skip=False)
                 place = _Tally(1)
                 with self.forward.running():
-                    self._accumulate(alone, _only(anchor, i), _only(reference, i), place)
-                gradients = [p.grad for p in self.optimiser.parameters if p.grad is not None]
-                if place.culprits or not all(bool(torch.isfinite(g).all()) for g in gradients):
+                    if self.team.rank:
+                        self._idle(True)
+                    else:
+                        self._accumulate(alone, _only(anchor, i), _only(reference, i), place)
+                gradients = [local(p.grad) for p in self.optimiser.parameters if p.grad is not None]
+                if self.team.any(bool(place.culprits) or not all(bool(torch.isfinite(g).all()) for g in gradients)):
                     found.append(i)
                 all_rows.append(i)
                 self.optimiser.zero()

@@ -1,0 +1,1 @@
+"""Several processes, one run: how they find each other, what they say, and who starts them again."""
