@@ -182,8 +182,11 @@ class Follower:
 
 def follow(resolved: Resolved) -> None:
     """A rank other than 0, from its start to the end of the run. Leaves the process when rank 0 is gone."""
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # rank 0 decides when the run stops
+    # Rank 0 decides when the run stops. What started the ranks here sends SIGTERM only when the run is lost; torchrun
+    # sends it to every rank when it is asked to stop.
+    ours = launching.OUTCOME in os.environ
+    for number in (signal.SIGINT, signal.SIGHUP, *(() if ours else (signal.SIGTERM,))):
+        signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(resolved.train.threads or torch.get_num_threads())
     team = Team(_world(resolved), resolved.cluster.shard)
     try:

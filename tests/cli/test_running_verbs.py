@@ -49,7 +49,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
     """A composition root that notes what it was asked."""
     noted: list[tuple[str, Any]] = []
 
-    def train(resolved: Any, progress: Any) -> Path:
+    def train(resolved: Any, progress: Any, team: Any) -> Path:
         noted.append(("train", resolved))
         progress.held_out("before", Found())
         progress.step(1, 1, {"reward": 0.5})
@@ -60,7 +60,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
         noted.append(("evaluate", (resolved, model)))
         return Found()
 
-    def resume(folder: Path, step: int | None, progress: Any, settings: list[str]) -> Path:
+    def resume(folder: Path, step: int | None, progress: Any, settings: list[str], team: Any) -> Path:
         noted.append(("resume", (folder, step, settings)))
         return folder
 

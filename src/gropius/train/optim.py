@@ -144,9 +144,9 @@ class Optimiser:
             raise ValueError(f"optimiser state of another model: {sorted(set(tensors) - known)[:3]}")
         for name, p in self.named.items():
             state = [tensors.get(f"{name}.{key}") for key in ("step", "exp_avg", "exp_avg_sq")]
-            if any(value is None for value in state) and any(value is not None for value in state):
-                raise ValueError(f"optimiser state of {name} is not whole")
-            if any(value is not None and value.shape != p.shape for value in state[1:]):
+            if all(value is None for value in state):
+                continue
+            if state[0] is None or any(value is None or value.shape != p.shape for value in state[1:]):
                 raise ValueError(f"optimiser state of {name} does not fit a parameter of shape {tuple(p.shape)}")
 
     def restore(self, tensors: dict[str, Tensor], steps: int) -> None:

@@ -1,0 +1,72 @@
+"""The examples for clusters say what runs: command lines are read, recipes resolved, and the numbers agree."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gropius.recipe import resolve
+from gropius.recipe.resolve import Resolved
+
+FOLDER = Path(__file__).parents[2] / "examples" / "cluster"
+SHELL = {"RECIPE": "recipes/arithmetic.toml", "RANKS": "2", "NAME": "n", "BIND": "10.0.0.1", "HEAD": "h"}
+
+
+def option(words: list[str], name: str) -> str:
+    """The value of `--name=value` or `--name value`."""
+    for n, word in enumerate(words):
+        if word == f"--{name}":
+            return words[n + 1]
+        if word.startswith(f"--{name}="):
+            return word.partition("=")[2]
+    raise AssertionError(f"no --{name} in {words}")
+
+
+def recipe_of(words: list[str], recipe: str) -> Resolved:
+    """The recipe with the settings of a command line, as `gropius train` reads them."""
+    settings = [word.partition("=")[2] for word in words if word.startswith("--set=")]
+    settings += [words[n + 1] for n, word in enumerate(words) if word == "--set"]
+    return resolve(FOLDER.parents[1] / recipe, settings)
+
+
+def in_shell(file: str) -> tuple[str, list[str]]:
+    """A script's text, and its torchrun command with the variables filled in."""
+    text = (FOLDER / file).read_text()
+    assert subprocess.run(["bash", "-n", str(FOLDER / file)], check=False).returncode == 0
+    joined = text.replace("\\\n", " ")
+    (line,) = [line for line in joined.splitlines() if "torchrun --" in line and not line.startswith("#")]
+    filled = re.sub(r"\$\{?(\w+)\}?", lambda found: SHELL.get(found[1], found[0]), line)
+    words = shlex.split(filled)
+    return text, words[words.index("torchrun") :]
+
+
+@pytest.mark.parametrize("file", ["torchrun.sh", "slurm.sbatch"])
+def test_a_script_starts_as_many_ranks_as_its_recipe_asks_for(file: str) -> None:
+    text, words = in_shell(file)
+    resolved = recipe_of(words, SHELL["RECIPE"])
+    assert resolved.cluster.trainer_ranks == int(option(words, "nnodes")) * int(option(words, "nproc-per-node"))
+    assert words[words.index("-m") + 1] == "gropius"
+    if file.endswith("sbatch"):
+        asked = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)", text, re.M))
+        assert asked["nodes"] == option(words, "nnodes") and asked["gpus-per-node"] == option(words, "nproc-per-node")
+        assert asked["ntasks-per-node"] == "1" and resolved.cluster.bind == "10.0.0.1"
+
+
+def test_the_kubernetes_job_starts_as_many_ranks_as_its_recipe_asks_for() -> None:
+    yaml = pytest.importorskip("yaml")
+    service, secret, job = yaml.safe_load_all((FOLDER / "kubernetes.yaml").read_text())
+    assert (service["kind"], secret["kind"], job["kind"]) == ("Service", "Secret", "Job")
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    words = [*container["command"], *container["args"]]
+    resolved = recipe_of(words, words[words.index("train") + 1])
+    ranks = int(option(words, "nnodes")) * int(option(words, "nproc-per-node"))
+    assert resolved.cluster.trainer_ranks == ranks
+    assert job["spec"]["completions"] == job["spec"]["parallelism"] == int(option(words, "nnodes"))
+    assert str(container["resources"]["limits"]["nvidia.com/gpu"]) == option(words, "nproc-per-node")
+    host = option(words, "rdzv-endpoint").partition(":")[0]
+    assert host == f"{job['metadata']['name']}-0.{job['spec']['template']['spec']['subdomain']}"
+    assert resolved.checkpoint.every > 0 and resolved.out == "/runs"
