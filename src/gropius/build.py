@@ -49,7 +49,7 @@ from gropius.train.invariance import Invariance, invariances
 from gropius.train.keep import Keeper
 from gropius.train.loop import Run, State
 from gropius.train.machine import machine_of
-from gropius.train.optim import Optimiser, OptimiserSettings
+from gropius.train.optim import Optimiser, OptimiserSettings, settings_of
 from gropius.train.origin import origin
 from gropius.train.progress import Progress
 from gropius.train.sft import WarmStart, imitation, warm_start
@@ -188,19 +188,6 @@ def _learner(resolved: Resolved, parts: _Parts, objective: Objective, settings: 
     )
 
 
-def _optimiser_settings(resolved: Resolved) -> OptimiserSettings:
-    t = resolved.train
-    per_step = t.updates * t.epochs
-    same = (
-        "learning_rate", "schedule", "final_ratio", "weight_decay", "beta1", "beta2", "adam_epsilon", "grad_clip",
-    )  # fmt: skip
-    return OptimiserSettings(
-        total_steps=t.steps * per_step,
-        warmup_steps=t.warmup_steps * per_step,
-        **{name: getattr(t, name) for name in same},
-    )
-
-
 def train(resolved: Resolved, progress: Progress, team: Team | None = None) -> Path:
     """Run a recipe from its beginning: warm start, held-out before, all steps, held-out after. The run folder.
 
@@ -290,7 +277,12 @@ def _put_back(run: Run, snapshot: Snapshot) -> None:
 
 
 def _run(resolved: Resolved, parts: _Parts, writer: RunWriter, progress: Progress, stop: StopRequest) -> Run:
-    learner = _learner(resolved, parts, resolved.objective, _optimiser_settings(resolved))
+    learner = _learner(
+        resolved,
+        parts,
+        resolved.objective,
+        settings_of(resolved.train, resolved.derived.optimiser_steps_per_step),
+    )
     if learner.forward.note:
         progress.note(learner.forward.note)
     reference = None
@@ -322,11 +314,7 @@ def _run(resolved: Resolved, parts: _Parts, writer: RunWriter, progress: Progres
 
 def _warm_start(resolved: Resolved, parts: _Parts, progress: Progress, stop: StopRequest | None = None) -> None:
     s = resolved.sft
-    settings = OptimiserSettings(
-        learning_rate=s.learning_rate, total_steps=s.steps, warmup_steps=s.warmup_steps, schedule=s.schedule,
-        final_ratio=s.final_ratio, weight_decay=s.weight_decay, grad_clip=s.grad_clip,
-    )  # fmt: skip
-    learner = _learner(resolved, parts, imitation(), settings)
+    learner = _learner(resolved, parts, imitation(), settings_of(s))
     learner.settings = LearnerSettings(pack_tokens=resolved.train.pack_tokens)
 
     def report(step: int, update: UpdateReport) -> None:
@@ -368,7 +356,12 @@ def invariance(resolved: Resolved, progress: Progress) -> list[Invariance]:
     """Draw and score one batch of the recipe, and compare its gradient under every layout of the work."""
     randomness.seed_all(resolved.seed)
     with closing(_parts(resolved, progress)) as parts:
-        learner = _learner(resolved, parts, resolved.objective, _optimiser_settings(resolved))
+        learner = _learner(
+            resolved,
+            parts,
+            resolved.objective,
+            settings_of(resolved.train, resolved.derived.optimiser_steps_per_step),
+        )
         if resolved.sft.steps:
             _warm_start(resolved, parts, progress)
         parts.player.engine.set_policy(0, weight_digest(parts.loaded.model))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from gropius.errors import RecipeError, did_you_mean
+from gropius.recipe.schema import SftTable, TrainTable
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,13 @@ class OptimiserSettings:
     beta2: float = 0.999
     adam_epsilon: float = 1e-8
     grad_clip: float = 1.0
+
+
+def settings_of(table: TrainTable | SftTable, per_step: int = 1) -> OptimiserSettings:
+    """What a table of the recipe says of the optimiser. per_step: optimiser steps in one of its steps."""
+    own = {field.name for field in dataclasses.fields(OptimiserSettings)} & set(type(table).model_fields)
+    same = {name: getattr(table, name) for name in sorted(own - {"warmup_steps"})}
+    return OptimiserSettings(**same, total_steps=table.steps * per_step, warmup_steps=table.warmup_steps * per_step)
 
 
 def _constant(progress: float, final_ratio: float) -> float:
