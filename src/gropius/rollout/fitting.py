@@ -19,6 +19,7 @@ def fitting(found: TaskSet, chat: ChatFormat, context_length: int, overlong: str
     notes: list[str] = []
 
     def half(name: str, rows: Sequence[Task]) -> tuple[Task, ...]:
+        """The rows of one half that fit."""
         lengths = {task.key: len(chat.prompt_ids(task.messages())) for task in rows}
         long = [task for task in rows if lengths[task.key] + 1 > context_length]
         if long and overlong == "refuse":

@@ -9,6 +9,7 @@ rounding of the model.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
@@ -90,11 +91,10 @@ class VllmEngine:
         self._asleep = False
         self._link = Link(place(), options.hang_s)
         self.facts: dict[str, Any] = {}
-        try:
+        with contextlib.ExitStack() as undone:
+            undone.callback(self._link.close)
             self.facts = self._link.start(self._start_message(), options.start_timeout_s)["facts"]
-        except BaseException:
-            self._link.close()
-            raise
+            undone.pop_all()
 
     def describe(self) -> str:
         """One line: which engine draws, where and in which format."""

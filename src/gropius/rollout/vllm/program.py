@@ -66,6 +66,7 @@ def _serve_many(address: str, make_core: Any) -> None:
     kept: dict[str, Any] = {}
 
     def once(start: Mapping[str, Any]) -> Any:
+        """The core of the first trainer, for every trainer that asks for the same."""
         if not kept:
             kept.update(start=start, core=make_core(start))
         if kept["start"] != start:
