@@ -16,7 +16,7 @@ from synthetic import HOSTILE, make_run, write_step
 
 from gropius.errors import RunFolderError, UsageError
 from gropius.objective.presets import resolve
-from gropius.records import RunReader
+from gropius.records import RunReader, RunWriter
 from gropius.viewer.curves import series, thin
 from gropius.viewer.groups import Query, list_groups
 from gropius.viewer.index import RunIndex, step_groups
@@ -329,3 +329,20 @@ class TestStrings:
 def _entries(language: str) -> dict[str, str]:
     source = (STATIC / f"strings.{language}.js").read_text(encoding="utf-8")
     return dict(re.findall(r'"([\w./]*)": "((?:[^"\\]|\\.)*)"', source))
+
+
+def test_a_wrong_answer_that_is_paid_is_suspected_in_a_finished_run_without_any_finding(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    from synthetic import group_records
+
+    rows = group_records(1, 0, ["a", "b", "c"], [1.0, 0.0, 0.0]) + group_records(1, 1, ["a", "b", "c"], [1.0, 0.0, 0.0])
+    rows = [replace(r, advantage=1.0 if r.reward else -0.5) for r in rows]
+    rows[1] = replace(rows[1], reward=2.0, raw=0.0, advantage=1.4)
+    with RunWriter.create(tmp_path / "run", {}) as writer:
+        writer.write_rollouts(1, rows)
+    store = RunStore("run", tmp_path / "run")
+    index = RunIndex(store, None)
+    index.wait()
+    found = list_groups(store, index, Query(queue="suspected"))
+    assert [row["group_id"] for row in found["rows"]] == ["000001-0000"] and found["counts"]["suspected"] == 1

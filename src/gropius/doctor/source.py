@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 from gropius.doctor.foreign import openrlhf, trl, verifiers, verl
 from gropius.doctor.log import Log
@@ -39,10 +40,9 @@ def read_log(path: str | Path, kind: str = "auto") -> Log:
     )
 
 
+FOREIGN: dict[str, ModuleType] = {"trl": trl, "verifiers": verifiers, "verl": verl, "openrlhf": openrlhf}
+
 READERS: dict[str, tuple[Callable[[Path], bool], Callable[[Path], Log]]] = {
     "gropius": (_ours, lambda path: RunLog(RunReader(path)).read()),
-    "trl": (trl.recognises, trl.read),
-    "verifiers": (verifiers.recognises, verifiers.read),
-    "verl": (verl.recognises, verl.read),
-    "openrlhf": (openrlhf.recognises, openrlhf.read),
+    **{name: (module.recognises, module.read) for name, module in FOREIGN.items()},
 }

@@ -89,7 +89,9 @@ QUEUES: dict[str, Any] = {
     "rejected": _queue_count("rejected"),
     "truncated": _queue_count("truncated"),
     "findings": _named(None),
-    "suspected": _named(HACKS),
+    "suspected": lambda table, findings: pc.or_(
+        _named(HACKS)(table, findings), pc.greater(table.column("paid_wrong"), 0)
+    ),
 }
 
 

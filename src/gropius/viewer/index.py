@@ -47,12 +47,13 @@ GROUPS: pa.Schema = pa.schema(
         ("rejected", pa.int32()),
         ("skipped", pa.int32()),
         ("outlier", pa.bool_()),
+        ("paid_wrong", pa.int32()),
         ("file_size", pa.int64()),
         ("file_time", pa.int64()),
     ]
 )
 SAVE_EVERY_S = 30.0
-FORMAT = "1"
+FORMAT = "2"
 
 
 def step_groups(store: RunStore, step: int) -> pa.Table | None:
@@ -60,6 +61,7 @@ def step_groups(store: RunStore, step: int) -> pa.Table | None:
 
     mean, std: of the rewards that are not void; std is the population's. rewards, advantages: NaN where there is none.
     outlier: a response more than three quartile ranges longer than the step's upper quartile, or |advantage| > 2.5.
+    paid_wrong: responses that the task metric rejects (at or below 0) and whose advantage is above 0 all the same.
     """
     light = store.table(step, LIGHT)
     if light is None or light.num_rows == 0:
@@ -120,6 +122,7 @@ def _numbers(light: pa.Table, order: NDArray[Any], starts: NDArray[Any], rows: i
         "rejected": _tally(status == "rejected", starts),
         "skipped": _tally(values("skipped"), starts),
         "outlier": np.maximum.reduceat(odd, starts),
+        "paid_wrong": _tally((values("raw") <= 0) & (advantage > 0), starts),
     }
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from gropius.doctor.imported import as_run, recognised
 from gropius.errors import RunFolderError
 from gropius.records.writer import METRICS, RESOLVED, ROLLOUTS
 from gropius.viewer.index import RunIndex
@@ -13,17 +15,31 @@ from gropius.viewer.store import RunStore
 
 
 class Library:
-    """Run folders by id, in the order given. A folder of runs stands for all in it, those that appear later too."""
+    """Run folders by id, in the order given. A folder of runs stands for all in it, those that appear later too.
+
+    A log of another trainer is made a run folder in the cache (without one, in a folder that ends with this library).
+    """
 
     def __init__(self, folders: Sequence[Path], cache: Path | None = None) -> None:
         self._cache = cache
-        self._given = [Path(folder) for folder in folders]
+        self._own: tempfile.TemporaryDirectory[str] | None = None
+        self._given = [self._as_run(Path(folder)) for folder in folders]
         self._ids: dict[Path, str] = {}
         self._stores: dict[str, RunStore] = {}
         self._indexes: dict[str, RunIndex] = {}
         for folder in self._given:
             if not _runs_in(folder):
-                raise RunFolderError(f"{folder}: neither a run folder nor a folder that holds runs")
+                raise RunFolderError(
+                    f"{folder}: neither a run folder, nor a folder that holds runs, nor a log that is known"
+                )
+
+    def _as_run(self, path: Path) -> Path:
+        if not path.exists() or (path / RESOLVED).exists() or recognised(path) is None:
+            return path
+        if self._cache is None and self._own is None:
+            self._own = tempfile.TemporaryDirectory(prefix="gropius-view-")
+        place = Path(self._own.name) if self._own is not None else Path(str(self._cache)) / "imported"
+        return as_run(path, place)
 
     def ids(self) -> list[str]:
         """Ids of all runs, in order; looks for new ones."""

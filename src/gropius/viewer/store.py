@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from gropius.errors import GropiusError
 from gropius.objective.spec import Objective, override
 from gropius.records.reader import RunReader
 from gropius.records.schema import ResponseRecord, from_table
-from gropius.records.writer import METRICS, rollout_file
+from gropius.records.writer import METRICS, RESOLVED, rollout_file
 
 KEPT_TABLES = 32
 
@@ -30,11 +31,21 @@ class RunStore:
         self._examined: list[dict[str, Any]] = []
         self._kept: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
 
+    @cached_property
+    def _imported(self) -> list[str]:
+        """Of a log that was imported: whose it is, how it was read, and what it does not hold."""
+        told = self.resolved().get("imported") if (self.reader.folder / RESOLVED).exists() else None
+        if not isinstance(told, dict):
+            return []
+        lacking = told.get("missing") or []
+        missing = [f"not in this log: {', '.join(map(str, lacking))}"] if lacking else []
+        return [f"imported from {told.get('from')}: {told.get('source')}", *map(str, told.get("notes") or []), *missing]
+
     @property
     def problems(self) -> list[str]:
         """What was damaged and skipped, once each, without the folder's own path."""
         prefix = f"{self.reader.folder}/"
-        return [text.replace(prefix, "") for text in self.reader.problems]
+        return [*self._imported, *(text.replace(prefix, "") for text in self.reader.problems)]
 
     def resolved(self) -> dict[str, Any]:
         """The resolved recipe; empty when the folder has none that can be read."""

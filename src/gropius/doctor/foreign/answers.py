@@ -23,6 +23,7 @@ class Answer:
     """One response of another trainer's log. None: the log does not say.
 
     group: siblings share it within a step. task: what was asked, across steps. metric: the unshaped success.
+    prompt: what was asked, in words, where `task` is only its name.
     """
 
     step: int
@@ -38,6 +39,7 @@ class Answer:
     reason: str = ""
     version: int | None = None
     parts: Mapping[str, float | None] = field(default_factory=dict)
+    prompt: str = ""
 
 
 def columns_of(answers: Sequence[Answer]) -> dict[str, Column]:

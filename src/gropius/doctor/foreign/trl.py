@@ -43,21 +43,27 @@ def recognises(path: Path) -> bool:
     return path.name == STATE or (path.suffix == ".parquet" and path.name.startswith("completions_"))
 
 
+def answers(path: Path) -> list[Answer]:
+    """Every response with its text. Errors: RunFolderError naming the file that is damaged."""
+    folder = path if path.is_dir() else path.parent
+    files = _completions(folder) if path.is_dir() or path.name == STATE else [path]
+    return [answer for file in files for answer in _answers(file)]
+
+
 def read(path: Path) -> Log:
     """The log. Errors: RunFolderError naming the file that is damaged, or the column that is missing."""
     folder = path if path.is_dir() else path.parent
-    files = _completions(folder) if path.is_dir() or path.name == STATE else [path]
-    answers = [answer for file in files for answer in _answers(file)]
+    found = answers(path)
     notes = []
-    if answers:
+    if found:
         notes.append("groups are not named in this log: equal prompts that stand together in a step are one group")
-        if any(len(answer.parts) > 1 for answer in answers):
+        if any(len(answer.parts) > 1 for answer in found):
             notes.append("reward weights are not in this log: the reward is taken as the plain sum of its functions")
     state = _state(folder) if path.is_dir() or path.name == STATE else None
     return Log(
         source=f"{path} (TRL)",
         metrics=_metrics(state) if state is not None else {},
-        responses=columns_of(answers) if answers else {},
+        responses=columns_of(found) if found else {},
         hints=_HINTS,
         notes=tuple(notes),
     )
@@ -97,11 +103,19 @@ def _answers(path: Path) -> Iterator[Answer]:
             step=int(step) if step is not None else step_in_name(path) or 0,
             group=f"{group:04d}",
             task=prompt,
+            prompt=_asked(row["prompt"]),
             text=text_of(row["completion"]),
             reward=sum(known) if known else None,
             advantage=number(row.get("advantage")),
             parts=parts,
         )
+
+
+def _asked(prompt: object) -> str:
+    """The last message of a conversation, or the text."""
+    if isinstance(prompt, list) and prompt and isinstance(prompt[-1], dict):
+        return str(prompt[-1].get("content") or "")
+    return str(prompt)
 
 
 def _metrics(path: Path) -> dict[int, dict[str, Any]]:

@@ -38,13 +38,16 @@ def recognises(path: Path) -> bool:
     return ("reward" in row or "rewards" in row) and bool({"example_id", "task", "completion", "nodes"} & set(row))
 
 
+def answers(path: Path) -> list[Answer]:
+    """Every response with its text. Errors: RunFolderError naming file and line."""
+    return [answer for file in _files(path) for answer in _answers(file)]
+
+
 def read(path: Path) -> Log:
     """The log. Errors: RunFolderError naming file and line."""
-    answers = [answer for file in _files(path) for answer in _answers(file)]
+    found = answers(path)
     notes = ("siblings are the rows of one example in one step",)
-    return Log(
-        source=f"{path} (verifiers)", responses=columns_of(answers) if answers else {}, hints=_HINTS, notes=notes
-    )
+    return Log(source=f"{path} (verifiers)", responses=columns_of(found) if found else {}, hints=_HINTS, notes=notes)
 
 
 def _files(path: Path) -> list[Path]:
@@ -73,6 +76,7 @@ def _answers(path: Path) -> Iterator[Answer]:
             step=int(step) if step is not None else step_in_name(path) or 0,
             group=str(row.get("group_id") or stamp.get("group_id") or task),
             task=task,
+            prompt=_asked(row.get("prompt")),
             text=text_of(row.get("completion")) or _nodes_text(row.get("nodes")),
             reward=None if failed else reward if reward is not None else (sum(rewards.values()) if rewards else None),
             metric=next((metrics[name] for name in _SUCCESS if name in metrics), None),
@@ -94,6 +98,12 @@ def _task(row: Mapping[str, Any], stamp: Mapping[str, Any]) -> str:
         name = task.get("idx", task.get("id"))
     environment = stamp.get("env_name") or (task if isinstance(task, str) else "")
     return f"{environment}/{name}" if name is not None else text_of(row.get("prompt")) or str(row.get("prompt"))
+
+
+def _asked(prompt: object) -> str:
+    """What the user said, or the text."""
+    said = [m.get("content") for m in prompt if isinstance(m, Mapping)] if isinstance(prompt, list) else [prompt]
+    return "\n".join(str(text) for text in said if text)
 
 
 def _numbers(value: object) -> dict[str, float]:

@@ -35,11 +35,16 @@ def recognises(path: Path) -> bool:
     return bool(files) and {"input", "output", "score"} <= set(first_row(files[0]))
 
 
+def answers(path: Path) -> list[Answer]:
+    """Every response with its text. Errors: RunFolderError naming file and line."""
+    return [answer for file in _files(path) for answer in _answers(file)]
+
+
 def read(path: Path) -> Log:
     """The log. Errors: RunFolderError naming file and line."""
-    answers = [answer for file in _files(path) for answer in _answers(file)]
+    found = answers(path)
     notes = ("groups are not named in this log: equal inputs within a step are one group",)
-    return Log(source=f"{path} (verl)", responses=columns_of(answers) if answers else {}, hints=_HINTS, notes=notes)
+    return Log(source=f"{path} (verl)", responses=columns_of(found) if found else {}, hints=_HINTS, notes=notes)
 
 
 def _files(path: Path) -> list[Path]:

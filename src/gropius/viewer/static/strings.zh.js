@@ -42,7 +42,7 @@ export const zh = {
   "diff.title": "两个同组回答的比较", "diff.first": "第一个回答", "diff.second": "第二个回答", "diff.with": "与", "diff.similar": "{percent} % 相同", "elsewhere": "同一任务在各步", "elsewhere.none": "还没有读到。",
   "response.title": "同组回答 #{member}", "response.reward": "奖励 {value}", "response.advantage": "优势 {value}", "response.facts": "记录与对话", "conversation": "对话",
   "skipped.why": "这个回答计入分母但没有运行：每个词元的权重 × 优势都为零，又没有 KL 项，对梯度毫无贡献。",
-  "tokens.title": "词元", "tokens.none": "回答是空的。", "tokens.window": "第 {from} 至 {to} 个词元，共 {of}", "segment.model": "模型", "segment.environment": "环境，不训练",
+  "tokens.title": "词元", "tokens.text_only": "日志只有文本，没有逐个词元的记录。", "tokens.none": "回答是空的。", "tokens.window": "第 {from} 至 {to} 个词元，共 {of}", "segment.model": "模型", "segment.environment": "环境，不训练",
   "shade": "着色", "shade.credit": "优势 × 权重", "shade.ratio": "对数比率", "shade.clip": "截断", "shade.kl": "KL", "shade.reference": "策略 − 参考", "shade.entropy": "熵", "shade.mismatch": "训练器 − 采样器", "shade.contribution": "对损失的贡献",
   "shade.credit.what": "词元被推动的力度和方向", "shade.ratio.what": "策略与锚点之比的对数", "shade.clip.what": "处于常数分支：没有任务梯度", "shade.kl.what": "估计量，未乘系数", "shade.reference.what": "策略与参考之比的对数",
   "shade.entropy.what": "奈特", "shade.mismatch.what": "对数概率之差，奈特", "shade.contribution.what": "加起来就是损失",

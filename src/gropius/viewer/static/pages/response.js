@@ -57,7 +57,7 @@ function makeView(where, query) {
     const segments = head.segments.filter((s) => s.end > found.start && s.start < end);
     replace(pane, segments.map((segment) => h("div", { class: `segment ${segment.role}`, role: "group", "aria-label": t(`segment.${segment.role}`) },
       h("span", { class: "who", "aria-hidden": "true" }, t(`segment.${segment.role}`)), blocks(found, Math.max(segment.start, found.start), Math.min(segment.end, end)))));
-    if (!found.ids.length) replace(pane, h("div", { role: "option", "aria-disabled": "true", "aria-selected": "false" }, t("tokens.none")));
+    if (!found.ids.length) replace(pane, h("div", { role: "option", "aria-disabled": "true", "aria-selected": "false" }, head.text ? [h("span", { class: "quiet" }, t("tokens.text_only")), h("pre", {}, inert(head.text))] : t("tokens.none")));
     replace(paging, found.total > head.window ? [
       h("button", { class: "button small", disabled: found.start === 0, onclick: () => turnTo(found.start - head.window) }, "←"),
       h("span", {}, t("tokens.window", { from: num(found.start), to: num(end), of: num(found.total) })),
