@@ -24,6 +24,7 @@ from gropius.plan.counts import PassCounts
 from gropius.recipe import from_dict
 from gropius.recipe.capacity import refuse_what_cannot_fit
 from gropius.recipe.resolve import Resolved
+from gropius.recipe.schema import Table
 from gropius.records import faults
 from gropius.records.reader import RunReader
 from gropius.records.sinks import Place, Sinks
@@ -39,9 +40,11 @@ from gropius.rollout.vllm.open import Trainer, open_vllm
 from gropius.tasks import TaskSet, load_tasks
 from gropius.tasks.preflight import Finding, overlong
 from gropius.tasks.preflight import preflight as look_over
-from gropius.train import ending, keep, loop, memory, pass_rates, randomness
+from gropius.train import advance, ending, keep, loop, memory, pass_rates, randomness
 from gropius.train import resume as continuing
 from gropius.train.checkpoint import Snapshot, weight_digest
+from gropius.train.critic import Critic
+from gropius.train.critic_checks import critic_invariances
 from gropius.train.evaluate import HeldOut
 from gropius.train.forward import Forward
 from gropius.train.interrupt import StopRequest
@@ -272,6 +275,7 @@ def _put_back(run: Run, snapshot: Snapshot) -> None:
     run.state = State(**snapshot.facts["state"] | {"agreed": False})
     if run.judge is not None:
         run.judge.remember(run.state.scorer)
+    advance.set_bonus(run)
     if run.state.pack_tokens:
         memory.shrink(run, run.state.pack_tokens)
 
@@ -309,7 +313,14 @@ def _run(resolved: Resolved, parts: _Parts, writer: RunWriter, progress: Progres
         randomness=randomness.capture(),
         watch=Watch(writer.folder, resolved.doctor.pause_on) if resolved.doctor.every else None,
         judge=parts.scorer,
+        critic=_critic(resolved, learner),
     )
+
+
+def _critic(resolved: Resolved, learner: Learner) -> Critic | None:
+    table = resolved.critic
+    settings = settings_of(table, resolved)
+    return Critic.beside(learner, table, settings) if resolved.objective.needs_critic else None
 
 
 def _warm_start(resolved: Resolved, parts: _Parts, progress: Progress, stop: StopRequest | None = None) -> None:
@@ -365,8 +376,10 @@ def invariance(resolved: Resolved, progress: Progress) -> list[Invariance]:
         if resolved.sft.steps:
             _warm_start(resolved, parts, progress)
         parts.player.engine.set_policy(0, weight_digest(parts.loaded.model))
-        batch = asyncio.run(one_batch(resolved, parts.loaded, parts.player, learner))
-        return invariances(learner.forward, resolved.objective, learner.settings, batch)
+        critic = _critic(resolved, learner)
+        batch = asyncio.run(one_batch(resolved, parts.loaded, parts.player, learner, critic))
+        found = invariances(learner.forward, resolved.objective, learner.settings, batch)
+        return found if critic is None else [*found, *critic_invariances(critic, batch)]
 
 
 def pass_counts(resolved: Resolved, prompts: int, progress: Progress) -> PassCounts:

@@ -49,16 +49,44 @@ class Task:
 
 
 @dataclass(frozen=True)
+class Place:
+    """A score that falls at a place of an episode. turn: the model's turn, from 0; negative counts from the last.
+
+    characters: how much of the turn's text the step covers, so that it ends with the token that completes it; None: all
+    of the turn. note: why, for a person.
+    """
+
+    score: float
+    turn: int = -1
+    characters: int | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A reward with a position, as training takes it. score: the part's weight in it. token: the last token of the step
+    among everything after the prompt, once the ids are looked at; None before.
+    """
+
+    score: float
+    part: str
+    place: Place
+    token: int | None = None
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What became of one score. Three kinds and never two.
 
     `scored(x)`: checked, finite. `rejected(reason)`: the policy's fault; counts at the floor reward, reason kept.
     `void(reason)`: our fault (the verifier crashed, the gold is unusable); leaves loss and baseline.
+    places: where a score fell, whose sum is the value; empty for one number at the end.
     """
 
     status: Status
     value: float | None = None
     reason: str = ""
+    places: tuple[Place, ...] = ()
 
     def __post_init__(self) -> None:
         if self.status == "void":
@@ -75,6 +103,15 @@ def scored(value: float, reason: str = "") -> Outcome:
     1.0
     """
     return Outcome("scored", float(value), reason)
+
+
+def placed(places: Sequence[Place], reason: str = "") -> Outcome:
+    """An outcome whose score falls at places: its value is their sum, 0 without any. What a process reward returns.
+
+    >>> placed([Place(0.5, turn=0), Place(0.25, turn=1)]).value
+    0.75
+    """
+    return Outcome("scored", math.fsum(place.score for place in places), reason, tuple(places))
 
 
 def rejected(reason: str, floor: float = 0.0) -> Outcome:
@@ -101,11 +138,14 @@ class Verdict:
 
     `outcome.value` is the weighted sum of the parts that apply; it is what `sum_then_normalise` uses.
     `raw` is the unshaped task metric (accuracy, where there is one): what selection and held-out evaluation look at.
+    steps: the scores that have a place, weighted; final: the weighted sum of the parts that have none, None while void.
     """
 
     outcome: Outcome
     parts: Mapping[str, Outcome] = field(default_factory=dict)
     raw: float | None = None
+    steps: tuple[Step, ...] = ()
+    final: float | None = None
 
 
 @dataclass(frozen=True)
@@ -229,6 +269,8 @@ class Episode:
     finish_reason: why the episode ended; "length" means truncated. verdict: None until scored.
     sampling_time_s, scoring_time_s: seconds. policy_version, weight_digest: of the policy that drew its last token.
     outcome_step: what the environment answered last, parts and raw metric included; None without an environment.
+    origin [T]: the sibling that drew each token, where episodes branch from one another; None: all its own.
+    demonstration: a teacher wrote the model's turns, no sampler drew them.
     """
 
     task: Task
@@ -245,6 +287,16 @@ class Episode:
     scoring_time_s: float = 0.0
     error: str = ""
     outcome_step: EnvironmentStep | None = None
+    origin: NDArray[np.int64] | None = None
+    demonstration: bool = False
+
+    @property
+    def drawn_tokens(self) -> int:
+        """Tokens that were sampled for this episode: the model's own, without those of a sibling or a teacher."""
+        if self.demonstration:
+            return 0
+        own = self.loss_mask if self.origin is None else self.loss_mask & (self.origin == self.member)
+        return int(own.sum())
 
     @property
     def response_ids(self) -> NDArray[np.int64]:

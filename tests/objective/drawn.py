@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gropius.objective.loss import LossOutput, Tokens, loss
+from gropius.objective.loss import LossOutput, Tokens, beside, loss
 from gropius.objective.ratio import Segments, correction
 from gropius.objective.selection import Assignment, Response, assign
 from gropius.objective.spec import Objective
@@ -25,6 +25,7 @@ class Drawn:
     response: Response
     policy: Array
     sampler: Array | None = None
+    entropy: Array | None = None
 
 
 @dataclass(eq=False)
@@ -105,6 +106,8 @@ def _tokens(drawn: Sequence[Drawn], assigned: Sequence[Any], dtype: torch.dtype)
         sampler=optional([d.sampler for d in drawn]),
         reference=optional([d.response.reference for d in drawn]),
         keep=flat([a.keep for a in assigned], torch.bool),
+        entropy=optional([d.entropy for d in drawn]),
+        **beside(assigned, lambda pick: flat([pick(i) for i in range(len(assigned))])),
     )
 
 

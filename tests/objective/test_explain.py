@@ -84,9 +84,12 @@ def test_the_answer_is_strict_json_and_says_every_field() -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_contributions_add_up_to_the_loss_and_gradients_are_its_derivatives(name: str) -> None:
     given = pair()
+    for item in given["groups"][0]["responses"]:
+        extra = ("values", "energy", "policy_entropy", "entropy")
+        item |= {array: [0.1 + 0.2 * t for t in range(len(item["policy"]))] for array in extra}
     answer = explain(given, name)
     close(math.fsum(t["contribution"] for t in cells(answer)), answer["loss"])
-    if PRESETS[name].objective.surrogate.kind in ("capped", "divergence_mask"):
+    if PRESETS[name].objective.surrogate.kind in ("capped", "divergence_mask", "gamma_gate"):
         return  # the detached ratio makes the value's derivative another number, by design
     if PRESETS[name].objective.ratio.level == "sequence_token":
         return
@@ -357,8 +360,14 @@ def test_the_replay_has_a_definition_for_each_step() -> None:
 def test_every_preset_replays_a_group_without_log_probabilities(name: str) -> None:
     replay = explain_rewards([1, 1, 0, 0], name)
     assert len(replay["advantages"]) == 4
-    in_reward = PRESETS[name].objective.kl.estimator != "none" and PRESETS[name].objective.kl.place == "reward"
-    assert bool(replay["notes"]) == in_reward
+    o = PRESETS[name].objective
+    left_out = [
+        o.kl.estimator != "none" and o.kl.place == "reward",
+        o.advantage.baseline in ("critic", "optimal_token"),
+        o.selection.entropy_top < 1,
+        o.needs_fresh,
+    ]
+    assert bool(replay["notes"]) == any(left_out)
 
 
 def test_the_replay_says_why_a_dead_group_carries_nothing() -> None:

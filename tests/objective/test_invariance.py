@@ -53,6 +53,24 @@ NEEDED: dict[str, dict[str, Any]] = {
     },
     "kl.place=reward": {"kl.estimator": "k1"},
     "kl.reward_form": {"kl.place": "reward"},
+    "kl.reward_form=token": {"advantage.baseline": "critic", "advantage.scale": "none"},
+    "advantage.baseline=critic": {"advantage.scale": "none"},
+    "advantage.baseline=optimal_token": {"advantage.scale": "none"},
+    "advantage.baseline=subset": {"advantage.transform": "pkpo", "advantage.k": 2},
+    "advantage.scale=subset_std": {"advantage.k": 2},
+    "advantage.transform": {"advantage.k": 2},
+    "advantage.pool": {"advantage.credit": "turn", "advantage.discount": 0.9},
+    "advantage.final": {"advantage.credit": "step"},
+    "surrogate.kind=gamma_gate": {
+        "surrogate.k_positive": 2.0, "surrogate.lambda_positive": 3.0, "surrogate.k_negative": 3.0,
+        "surrogate.lambda_negative": 2.0, "surrogate.low": 0.0, "surrogate.high": 0.0,
+    },
+    "surrogate.kind=classify": {"surrogate.tau": 0.5, "surrogate.low": 0.0, "surrogate.high": 0.0},
+    "surrogate.demonstrations=shaped": {"surrogate.gamma": 0.1},
+    "selection.entropy_over": {"selection.entropy_top": 0.4},
+    "selection.covariance": {"selection.covariance_share": 0.2},
+    "selection.covariance=clip": {"selection.covariance_low": -0.5, "selection.covariance_high": 5.0},
+    "selection.covariance=kl": {"selection.covariance_coefficient": 1.0},
     "aggregate.kind=constant_length": {"aggregate.length": 7},
     "aggregate.count_dead": {"selection.dead": "drop"},
     "aggregate.count_corrected": {
@@ -72,16 +90,19 @@ def _choices() -> dict[str, Objective]:
             choices = get_args(hint) or ((False, True) if hint is bool else ())
             for choice in choices:
                 label = f"{name}={choice}"
-                if label in ("advantage.baseline=critic", "surrogate.divergence=none"):
+                if label == "surrogate.divergence=none":
                     continue
                 overrides = {**NEEDED.get(name, {}), **NEEDED.get(label, {}), name: choice}
-                if name == "ratio.correction" and choice == "none":
+                if choice == "none" and label not in NEEDED:
                     overrides = {name: choice}
                 out[label] = resolve("grpo", overrides)
     out["surrogate.dual"] = resolve("grpo", {"surrogate.dual": 1.5})
     out["surrogate.ceiling"] = resolve("grpo", {"surrogate.ceiling": 1.4})
     out["kl.clamp"] = resolve("grpo", {"kl.clamp": 0.2})
     out["selection.entropy_top"] = resolve("grpo", {"selection.entropy_top": 0.4})
+    out["terms.entropy"] = resolve("grpo", {"terms.entropy": 0.01})
+    out["terms.imitation"] = resolve("grpo", {"terms.imitation": 0.1, "selection.correct": 0.5})
+    out["credit of a critic by step"] = resolve("vapo", {"advantage.credit": "step", "advantage.discount": 0.9})
     out["selection.off_policy_mask"] = resolve("grpo", {"selection.off_policy_mask": 0.1})
     return out
 
@@ -114,12 +135,13 @@ def test_a_table_has_one_row_for_each_choice(table: dict[str, Any], axis: str, k
 
 
 @st.composite
-def batches(draw: st.DrawFn, singletons: bool = False, void: bool = True) -> list[Drawn]:
+def batches(draw: st.DrawFn, singletons: bool = False, void: bool = True, steps: bool = False) -> list[Drawn]:
     """Up to four groups of two to four siblings (or one), interleaved, one to five tokens each, some masked."""
     sizes = draw(st.lists(st.integers(1 if singletons else 2, 4), min_size=1, max_size=4))
     members = [str(g) for g, size in enumerate(sizes) for _ in range(size)]
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    return [_drawn(rng, members[i], void) for i in rng.permutation(len(members))]
+    drawn = [_drawn(rng, members[i], void) for i in rng.permutation(len(members))]
+    return drawn if steps else [replace(d, response=replace(d.response, steps=())) for d in drawn]
 
 
 def _drawn(rng: np.random.Generator, group: str, void: bool) -> Drawn:
@@ -132,6 +154,12 @@ def _drawn(rng: np.random.Generator, group: str, void: bool) -> Drawn:
     made = Response(
         group=group,
         reward=None if is_void else float(rng.choice([0.0, 0.25, 0.5, 1.0])),
+        steps=() if is_void else [(int(rng.integers(length)), float(rng.choice([0.0, 0.5])))],
+        turns=np.cumsum(rng.random(length) > 0.6) - 0,
+        values=rng.normal(0, 1, length),
+        energy=rng.random(length),
+        policy=away["policy"],
+        demonstration=bool(rng.random() < 0.2),
         mask=mask,
         status="void" if is_void else "scored",
         truncated=bool(rng.random() < 0.2),
@@ -140,7 +168,7 @@ def _drawn(rng: np.random.Generator, group: str, void: bool) -> Drawn:
         entropy=rng.exponential(1.0, length),
         greedy_reward=0.5,
     )
-    return Drawn(made, away["policy"], away["sampler"])
+    return Drawn(made, away["policy"], away["sampler"], rng.exponential(1.0, length))
 
 
 def _rewarded(d: Drawn, reward: float) -> Drawn:
@@ -159,7 +187,7 @@ def same(got: Result, wanted: Result, order: Any = None) -> None:
 @given(data=st.data())
 @examples(6)
 def test_micro_batches_do_not_change_loss_or_gradient(name: str, data: st.DataObject) -> None:
-    drawn = data.draw(batches())
+    drawn = data.draw(batches(steps=True))
     home = data.draw(st.lists(st.integers(0, 3), min_size=len(drawn), max_size=len(drawn)))
     parts = [[i for i, part in enumerate(home) if part == p] for p in range(4)]
     whole = evaluate(OBJECTIVES[name], drawn)
@@ -172,7 +200,7 @@ def test_micro_batches_do_not_change_loss_or_gradient(name: str, data: st.DataOb
 @examples(4)
 def test_ranks_add_up_to_the_gradient_of_the_parameters(name: str, data: st.DataObject) -> None:
     """Three ranks, sequences dealt in turn (a rank may have none); gradients of shared parameters are summed."""
-    drawn = data.draw(batches())
+    drawn = data.draw(batches(steps=True))
     rng = np.random.default_rng(len(drawn))
     features = [rng.normal(size=(len(d.policy), 3)) for d in drawn]
     whole = evaluate(OBJECTIVES[name], drawn)
@@ -193,15 +221,18 @@ def padded(d: Drawn, where: list[int], garbage: list[float]) -> Drawn:
 
     r = d.response
     mask = np.insert(r.mask, where, False)
-    arrays = {name: grown(getattr(r, name)) for name in ("anchor", "reference", "entropy")}
-    return Drawn(replace(r, mask=mask, **arrays), grown(d.policy), grown(d.sampler))
+    names = ("anchor", "reference", "entropy", "values", "energy", "policy")
+    arrays: dict[str, Any] = {name: grown(getattr(r, name)) for name in names}
+    arrays["turns"] = np.insert(np.asarray(r.turns), where, 0)
+    arrays["steps"] = [(t + sum(w <= t for w in where), score) for t, score in r.steps]
+    return Drawn(replace(r, mask=mask, **arrays), grown(d.policy), grown(d.sampler), grown(d.entropy))
 
 
 @everywhere
 @given(data=st.data())
 @examples(5)
 def test_masked_positions_may_hold_anything(name: str, data: st.DataObject) -> None:
-    drawn = data.draw(batches())
+    drawn = data.draw(batches(steps=True))
     grown, places = [], []
     for d in drawn:
         where = data.draw(st.lists(st.integers(0, len(d.policy)), max_size=3))
@@ -219,7 +250,7 @@ def test_masked_positions_may_hold_anything(name: str, data: st.DataObject) -> N
 @given(data=st.data())
 @examples(5)
 def test_the_order_of_siblings_and_groups_does_not_change_a_bit(name: str, data: st.DataObject) -> None:
-    drawn = data.draw(batches())
+    drawn = data.draw(batches(steps=True))
     order = data.draw(st.permutations(range(len(drawn))))
     wanted = evaluate(OBJECTIVES[name], drawn)
     got = evaluate(OBJECTIVES[name], [drawn[i] for i in order])
@@ -235,7 +266,7 @@ def test_the_order_of_siblings_and_groups_does_not_change_a_bit(name: str, data:
 @given(data=st.data())
 @examples(5)
 def test_a_skipped_sequence_has_exactly_no_gradient(name: str, data: st.DataObject) -> None:
-    drawn = data.draw(batches())
+    drawn = data.draw(batches(steps=True))
     dead = data.draw(st.sampled_from([None, 0.0, 1.0]))
     if dead is not None:  # make one group dead, so that there is something to skip
         group = drawn[0].response.group
@@ -254,7 +285,7 @@ def test_a_skipped_sequence_has_exactly_no_gradient(name: str, data: st.DataObje
 @examples(5)
 def test_a_batch_with_void_siblings_is_the_batch_without_them(name: str, data: st.DataObject) -> None:
     """Groups with fewer than two valid of several siblings go as a whole."""
-    drawn = data.draw(batches())
+    drawn = data.draw(batches(steps=True))
     valid = [d for d in drawn if d.response.status != "void"]
     alive = {g for g in {d.response.group for d in valid} if sum(d.response.group == g for d in valid) >= 2}
     rest = [i for i, d in enumerate(drawn) if d.response.status != "void" and d.response.group in alive]
@@ -474,6 +505,7 @@ def test_dead_groups_leave_or_stay_as_declared(dead: str, counted: bool, data: s
     drawn = data.draw(batches(void=False))
     drawn += [_drawn(np.random.default_rng(i), "dead", void=False) for i in range(3)]
     drawn = [_rewarded(d, 1.0) if d.response.group == "dead" else d for d in drawn]
+    drawn = [replace(d, response=replace(d.response, steps=())) for d in drawn]
     overrides = {"selection.dead": dead, "aggregate.kind": "token_mean", "kl.estimator": "none"}
     if dead == "drop":
         overrides |= {"aggregate.count_dead": counted}

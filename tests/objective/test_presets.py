@@ -21,7 +21,9 @@ from gropius.objective.validate import CONTRADICTIONS, EFFECTS, FINITE, check, f
 
 NAMES = (
     "reinforce", "rloo", "grpo", "dr_grpo", "dapo", "gspo", "gspo_token", "cispo", "reinforce_pp",
-    "reinforce_pp_baseline", "ppo", "lite_ppo", "opo", "maxrl", "gpg", "sapo", "gmpo", "dppo", "scalerl",
+    "reinforce_pp_baseline", "lite_ppo", "opo", "maxrl", "gpg", "sapo", "gmpo", "dppo", "scalerl", "ppo", "vapo",
+    "grpo_process", "grpo_turn", "pass_at_k", "pkpo", "grpo_passk", "gdpo", "otb", "high_entropy", "clip_cov", "kl_cov",
+    "luffy", "vespo", "real",
 )  # fmt: skip
 FRAMEWORKS = {"TRL", "verl", "OpenRLHF"}
 
@@ -44,8 +46,8 @@ def test_a_preset_is_consistent_cited_and_compared_with_three_frameworks(name: s
 def test_a_preset_prints_a_formula_with_its_numbers(name: str) -> None:
     o = PRESETS[name].objective
     text = formula(o)
-    assert text.startswith("loss = Σ_t ")
-    assert "A = R_i" in text or "A = (R_i" in text
+    assert text.startswith("loss = Σ_t " if o.surrogate.kind != "classify" else "loss = mean over groups of log(")
+    assert any(f"A = {start}" in text for start in ("R_i", "(R_i", "GAE(r, V)", "(E[best", "4·E[best"))
     for kind, wanted in {
         "clip": (f"{1 - o.surrogate.low:.6g}", f"{1 + o.surrogate.high:.6g}"),
         "capped": (f"{o.surrogate.cap:g}",),
@@ -65,7 +67,12 @@ def test_a_preset_prints_a_formula_with_its_numbers(name: str) -> None:
 def test_a_preset_evaluates_a_full_batch(name: str) -> None:
     inputs, _ = entry("loss_grpo_deepseekmath")
     rollout, _ = entry("loss_scalerl")
-    answer = explain(batch({**inputs, "logp_rollout": rollout["logp_rollout"]}), name)
+    made = batch({**inputs, "logp_rollout": rollout["logp_rollout"]})
+    for group in made["groups"]:
+        for i, item in enumerate(group["responses"]):
+            item |= {"values": [0.3] * item["length"], "energy": [0.5] * item["length"]}
+            item |= {"policy_entropy": [0.7] * item["length"], "entropy": [0.1 * i + 0.2] * item["length"]}
+    answer = explain(made, name, {"advantage.k": 2} if PRESETS[name].objective.advantage.k else None)
     json.dumps(answer, allow_nan=False)
     assert math.isfinite(answer["loss"])
     assert answer["notes"] == []
@@ -113,7 +120,6 @@ def test_the_block_of_the_design_is_grpo() -> None:
 
 # One row for each of CONTRADICTIONS, in its order: (preset, overrides, what the message must tell to write).
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("ppo", {"advantage.baseline": "critic"}, 'baseline = "none"'),
     ("rloo", {"advantage.scale": "group_mean"}, 'advantage.baseline = "group_mean"'),
     ("dr_grpo", {"advantage.combine": "normalise_then_sum"}, 'scale = "group_std"'),
     ("grpo", {"advantage.combine": "normalise_then_sum", "kl.place": "reward"}, 'kl.place = "loss"'),
@@ -163,6 +169,31 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("grpo", {"selection.entropy_top": 0.0}, "write 0.2, or 1.0 for all"),
     ("grpo", {"selection.off_policy_mask": -0.5}, "0 is off"),
+    ("ppo", {"advantage.scale": "group_std"}, 'advantage.scale = "none"'),
+    ("ppo", {"kl.reward_form": "to_go"}, 'kl.reward_form = "token"'),
+    ("reinforce_pp", {"kl.reward_form": "token"}, 'kl.reward_form = "to_go"'),
+    ("gdpo", {"advantage.transform": "best_of_k", "advantage.k": 2}, 'combine = "sum_then_normalise"'),
+    ("pkpo", {"advantage.k": 0}, "advantage.k = 4"),
+    ("pkpo", {"advantage.transform": "none"}, 'advantage.transform = "pkpo" or "best_of_k"'),
+    ("grpo_turn", {"advantage.baseline": "runner_up", "advantage.scale": "none"}, '"leave_one_out" or "none"'),
+    ("grpo_turn", {"advantage.scale": "batch_std"}, 'advantage.scale = "group_std" or "none"'),
+    ("grpo_process", {"advantage.whiten": "sequences"}, 'advantage.whiten = "tokens"'),
+    ("gdpo", {"advantage.credit": "turn", "advantage.whiten": "none"}, 'combine = "sum_then_normalise"'),
+    ("ppo", {"advantage.whiten": "sequences"}, 'advantage.whiten = "tokens"'),
+    ("ppo", {"advantage.discount": 1.5}, "write 1.0 for none"),
+    ("ppo", {"advantage.gae_lambda": -0.1}, "write e.g. 0.95"),
+    ("vapo", {"advantage.gae_alpha": -0.1}, "or 0 for off"),
+    ("vapo", {"advantage.gae_lambda": 0.9}, "gae_lambda = 1.0 or gae_alpha = 0"),
+    ("vespo", {"surrogate.k_negative": 0.0}, "2, 3, 3, 2"),
+    ("real", {"surrogate.tau": 0.0}, "tau = 0.5"),
+    ("real", {"ratio.level": "sequence"}, 'ratio.level = "token"'),
+    ("real", {"aggregate.kind": "token_mean"}, 'aggregate.kind = "response_mean"'),
+    ("luffy", {"surrogate.gamma": 0.0}, "gamma = 0.1"),
+    ("kl_cov", {"selection.covariance_share": 0.0}, "write e.g. 0.0002"),
+    ("kl_cov", {"selection.covariance_coefficient": 0.0}, "write e.g. 1.0"),
+    ("clip_cov", {"selection.covariance_low": 9.0}, "above selection.covariance_high"),
+    ("grpo", {"terms.imitation": -0.1}, "0 is off"),
+    ("grpo", {"terms.entropy_target": 0.5}, "entropy_step = 0.005"),
 ]  # fmt: skip
 
 
@@ -216,6 +247,27 @@ USELESS: dict[str, tuple[str, dict[str, Any]]] = {
     "aggregate.count_corrected": ("grpo", {"aggregate.count_corrected": False}),
     "selection.overlong_max": ("dapo", {"selection.overlong_max": 20480}),
     "selection.overlong_cache": ("dapo", {"selection.overlong_cache": 4096}),
+    "advantage.k": ("grpo", {"advantage.k": 4}),
+    "advantage.pool": ("grpo_process", {"advantage.pool": "turn_index"}),
+    "advantage.final": ("grpo", {"advantage.final": "in_return"}),
+    "advantage.final_weight": ("grpo", {"advantage.final_weight": 0.5}),
+    "advantage.discount": ("grpo_process", {"advantage.discount": 0.9}),
+    "advantage.gae_lambda": ("grpo", {"advantage.gae_lambda": 0.9}),
+    "advantage.gae_lambda_critic": ("grpo", {"advantage.gae_lambda_critic": 0.9}),
+    "advantage.gae_alpha": ("grpo", {"advantage.gae_alpha": 0.05}),
+    "surrogate.k_positive": ("grpo", {"surrogate.k_positive": 2.0}),
+    "surrogate.k_negative": ("grpo", {"surrogate.k_negative": 2.0}),
+    "surrogate.lambda_positive": ("grpo", {"surrogate.lambda_positive": 2.0}),
+    "surrogate.lambda_negative": ("grpo", {"surrogate.lambda_negative": 2.0}),
+    "surrogate.tau": ("grpo", {"surrogate.tau": 0.5}),
+    "surrogate.gamma": ("grpo", {"surrogate.gamma": 0.1}),
+    "selection.entropy_over": ("grpo", {"selection.entropy_over": "response"}),
+    "selection.covariance_share": ("grpo", {"selection.covariance_share": 0.1}),
+    "selection.covariance_low": ("kl_cov", {"selection.covariance_low": 1.0}),
+    "selection.covariance_high": ("kl_cov", {"selection.covariance_high": 1.0}),
+    "selection.covariance_coefficient": ("clip_cov", {"selection.covariance_coefficient": 1.0}),
+    "selection.correct": ("grpo", {"selection.correct": 0.5}),
+    "terms.entropy_step": ("grpo", {"terms.entropy_step": 0.1}),
 }
 
 

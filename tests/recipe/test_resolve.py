@@ -57,6 +57,45 @@ class TestContradictions:
         (("rollout.max_tokens=256",), "model.tiny.context", "no room for a prompt"),
         (("data.held_out=10", "eval.tasks=11"), "eval.tasks", "write tasks = 10"),
         (("data.held_out=0",), "data.held_out", "eval.before = false"),
+        (("rollout.branches=3", "rollout.branch_at=token"), "rollout.branches", "do not divide into trunks of 3"),
+        (
+            ("rollout.branches=2", "rollout.branch_at=token", "rollout.oversample=1.5"),
+            "rollout.oversample",
+            "write oversample = 1.0",
+        ),
+        (
+            (
+                "rollout.branches=2",
+                "rollout.branch_at=token",
+                "rollout.group_schedule.sizes=[8,5]",
+                "rollout.group_schedule.steps=[9]",
+            ),
+            "rollout.group_schedule.sizes",
+            "write multiples of it",
+        ),
+        (("rollout.branches=2",), "rollout.branch_at", 'branch_at = "token"'),
+        (
+            ("rollout.branches=2", "rollout.branch_at=token", 'rollout.stop_strings=["x"]'),
+            "rollout.stop_strings",
+            'branch_at = "turn"',
+        ),
+        (("rollout.demonstrations=8",), "rollout.demonstrations", "no sampled sibling"),
+        (
+            ("rollout.demonstrations=1", "objective.ratio.anchor=sampler"),
+            "rollout.demonstrations",
+            'objective.ratio.anchor = "snapshot"',
+        ),
+        (
+            ("objective.preset=ppo", "critic.trunk=shared", "critic.coefficient=0.1", "critic.epochs=2"),
+            "critic.epochs",
+            "write epochs = 1",
+        ),
+        (
+            ("objective.preset=ppo", "critic.pretrain_steps=100", "train.steps=100"),
+            "critic.pretrain_steps",
+            "the policy would never move",
+        ),
+        (("objective.preset=pkpo", "objective.advantage.k=9"), "objective.advantage.k", "group_size = 18"),
     )
 
     @pytest.mark.parametrize(("settings", "key", "says"), CASES)
@@ -98,6 +137,11 @@ class TestUselessKeys:
         (("sft.steps=5", "sft.final_ratio=0.1"), "sft.final_ratio"),
         (("sft.batch=32",), "sft.batch"),
         (("checkpoint.keep_last=3",), "checkpoint.keep_last"),
+        (("critic.learning_rate=0.5",), "critic.learning_rate"),
+        (("objective.preset=ppo", "critic.coefficient=0.5"), "critic.coefficient"),
+        (("objective.preset=ppo", "critic.final_ratio=0.5"), "critic.final_ratio"),
+        (("rollout.branch_at=token",), "rollout.branch_at"),
+        (("rollout.branch_choice=surprising",), "rollout.branch_choice"),
         (("checkpoint.keep_every=5",), "checkpoint.keep_every"),
         (("checkpoint.best=true",), "checkpoint.best"),
         (("reward_pool.workers=4",), "reward_pool.workers"),

@@ -14,7 +14,7 @@ from gropius.errors import ObjectiveError, UsageError
 if TYPE_CHECKING:
     from gropius.audit.report import Audit
 
-AXES = ("advantage", "ratio", "surrogate", "kl", "aggregate", "selection")
+AXES = ("advantage", "ratio", "surrogate", "kl", "aggregate", "selection", "terms")
 
 
 def command(

@@ -59,7 +59,7 @@ def explain_run(run: Path, step: int | None) -> dict[str, Any]:
     from gropius.errors import RunFolderError
     from gropius.objective.explain import explain
     from gropius.records.reader import RunReader
-    from gropius.records.replay import batches
+    from gropius.records.replay import batches, in_force
 
     reader = RunReader(run)
     resolved, steps = of_run(reader), reader.steps()
@@ -74,8 +74,10 @@ def explain_run(run: Path, step: int | None) -> dict[str, Any]:
     if resolved.objective.advantage.combine == "normalise_then_sum":
         weights = {name: 1.0 for record in records for name in record.parts}
         weights |= {part.name.rpartition(":")[2]: part.weight for part in resolved.reward}
-    reports = [explain(batch, resolved.objective) for batch in batches(records, part_weights=weights)]
-    logged = reader.metrics_by_step().get(chosen, {}).get("loss")
+    row = reader.metrics_by_step().get(chosen, {})
+    objective = in_force(resolved.objective, row.get("entropy_bonus"))
+    reports = [explain(batch, objective) for batch in batches(records, part_weights=weights)]
+    logged = row.get("loss")
     loss = sum(report["loss"] for report in reports) / len(reports) if reports else None
     return {"run": str(run), "step": chosen, "logged_loss": logged, "loss": loss, "updates": reports}
 

@@ -226,10 +226,13 @@ def _print_cost(report: CostReport) -> None:
     memory = [(name, f"{value / 1e9:,.3g}") for name, value in report.memory_bytes.items()]
     print_text("", f"step {report.step_s:,.3g} s, run {report.run_s / 3600:,.3g} h, {report.tokens:,.0f} tokens", "")
     print_table(("memory of one device", "GB"), [*memory, ("peak", f"{report.peak_bytes / 1e9:,.3g}")])
+    from gropius.plan.critic import kept_share
+
     critic = report.critic
     print_text(
         "it fits" if report.fits else "IT DOES NOT FIT",
         f"a critic would add {critic['memory_bytes'] / 1e9:,.3g} GB and {critic['time_s']:,.3g} s "
-        f"({critic['time_share']:.0%}) a step",
+        f"({critic['time_share']:.0%}) a step; without it {kept_share(report):.0%} of weights, gradients and moments "
+        "stay",
         *(f"assumed: {text}" for text in report.assumptions),
     )

@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gropius.errors import ObjectiveError
 from gropius.objective.spec import Advantage
+from gropius.objective.subsets import FACTORS, TRANSFORMS, best_without, runner_up, subset_std
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -33,7 +34,8 @@ class RewardTable:
     where a part does not apply to a response: it then takes no part in that part's statistics and gets 0 from it.
     part_weights [parts]. group [n]: index of the response's group. length_tokens [n]: loss tokens. valid [n]:
     takes part in the statistics; the others get 0. greedy [groups]: the greedy response's reward, for that baseline.
-    names [groups]: group ids, for messages.
+    names [groups]: group ids, for messages. original [n]: the rewards before the transform, where there is one.
+    axis: of the objective.
     """
 
     rewards: Array
@@ -43,6 +45,8 @@ class RewardTable:
     valid: NDArray[np.bool_]
     names: Sequence[str]
     greedy: Array | None = None
+    original: Array | None = None
+    axis: Advantage = field(default_factory=Advantage)
 
     @property
     def totals(self) -> Array:
@@ -146,8 +150,16 @@ def _greedy(rewards: Array, members: Members, table: RewardTable) -> Array:
     return table.greedy[table.group]
 
 
-def _critic(rewards: Array, members: Members, table: RewardTable) -> Array:
-    raise ObjectiveError('advantage.baseline = "critic" needs a value model, which does not exist yet')
+def _subset(rewards: Array, members: Members, table: RewardTable) -> Array:
+    """The best of k − 1 others, in the units of the transform."""
+    assert table.original is not None
+    out, axis = np.zeros_like(rewards), table.axis
+    for index in members:
+        values = table.original[index]
+        equal = values.max() == values.min()
+        factor = FACTORS[axis.transform](len(index), axis.k)
+        out[index] = rewards[index] if equal else factor * best_without(values, axis.k)
+    return out
 
 
 BASELINES: dict[str, BaselineRule] = {
@@ -157,9 +169,14 @@ BASELINES: dict[str, BaselineRule] = {
     "leave_one_out": _per_group(_leave_one_out),
     "length_weighted": _length_weighted,
     "greedy": _greedy,
-    "critic": _critic,
+    "critic": _no_baseline,
+    "optimal_token": _no_baseline,
+    "runner_up": _per_group(runner_up),
+    "subset": _subset,
 }
-GROUP_RELATIVE = ("group_mean", "leave_one_out", "length_weighted")
+TOKEN_BASELINES = ("critic", "optimal_token")  # subtracted token by token, in `steps` and `gae`
+GROUP_SCALES = ("group_std", "group_mean", "subset_std")
+GROUP_RELATIVE = ("group_mean", "leave_one_out", "length_weighted", "runner_up", "subset")
 
 
 def _scale(axis: Advantage, rewards: Array, centred: Array, members: Members, table: RewardTable) -> Array:
@@ -171,6 +188,10 @@ def _scale(axis: Advantage, rewards: Array, centred: Array, members: Members, ta
     elif axis.scale == "group_std":
         for index in members:
             out[index] = std(rewards[index], axis.ddof) + axis.epsilon
+    elif axis.scale == "subset_std":
+        values = rewards if table.original is None else table.original
+        for index in members:
+            out[index] = subset_std(values[index], axis.k) + axis.epsilon
     elif axis.scale == "group_mean":
         for index in members:
             out[index] = mean(rewards[index]) + axis.epsilon
@@ -184,8 +205,13 @@ def _scale(axis: Advantage, rewards: Array, centred: Array, members: Members, ta
 
 
 def _one_reward(axis: Advantage, table: RewardTable) -> Credit:
-    """Baseline and scale of a table with one column."""
+    """Baseline and scale of a table with one column, its rewards transformed group by group first."""
     rewards, members = table.rewards[:, 0], group_members(table)
+    if axis.transform != "none":
+        original, rewards = rewards, rewards.copy()
+        for index in members:
+            rewards[index] = TRANSFORMS[axis.transform](original[index], axis.k)
+        table = replace(table, original=original, axis=axis)
     baseline = BASELINES[axis.baseline](rewards, members, table)
     centred = np.where(table.valid, rewards - baseline, 0.0)
     equal = np.zeros(len(rewards), np.bool_)
@@ -194,7 +220,7 @@ def _one_reward(axis: Advantage, table: RewardTable) -> Credit:
     if axis.baseline in GROUP_RELATIVE:
         centred[equal] = 0.0
     scale = _scale(axis, rewards, centred, members, table)
-    dead = (scale == 0.0) | (equal if axis.scale in ("group_std", "group_mean") else False)
+    dead = (scale == 0.0) | (equal if axis.scale in GROUP_SCALES else False)
     advantage = np.where(dead, 0.0, centred / np.where(dead, 1.0, scale))
     return Credit(advantage, baseline, centred, scale)
 
@@ -212,7 +238,8 @@ def advantages(axis: Advantage, table: RewardTable) -> Credit:
     singleton gets 0 there. With `normalise_then_sum` each part is treated so, then summed by weight. `rescale_live`
     multiplies by B/(B − M). Whitening is a later step (`whiten`), after a KL in the reward.
     Errors: ObjectiveError for leave_one_out with a singleton, a missing greedy reward, a non-positive group mean scale.
-    Sources: DeepSeekMath 4.1.2; RLOO 2.3; OPO; ReMax; Lite PPO; MaxRL; GDPO.
+    A baseline that differs from token to token (critic, optimal_token) is 0 here and subtracted in `steps` and `gae`.
+    Sources: DeepSeekMath 4.1.2; RLOO 2.3; OPO; ReMax; Lite PPO; MaxRL; GDPO; 2508.10751; PKPO; 2503.19595.
     """
     members = group_members(table)
     if axis.baseline == "leave_one_out":

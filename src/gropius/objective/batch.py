@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gropius.errors import ObjectiveError, did_you_mean
 from gropius.objective.selection import Array, Mask, Response
@@ -21,9 +22,10 @@ BATCH_KEYS = ("groups", "weights")
 GROUP_KEYS = ("id", "responses", "greedy_reward")
 RESPONSE_KEYS = (
     "reward", "length", "policy", "anchor", "sampler", "reference", "entropy", "mask", "truncated", "status", "raw",
-    "advantage",
+    "advantage", "steps", "values", "energy", "policy_entropy", "origin", "demonstration", "member",
+    "turns",
 )  # fmt: skip
-ARRAYS = ("policy", "anchor", "sampler", "reference", "entropy")
+ARRAYS = ("policy", "anchor", "sampler", "reference", "entropy", "values", "energy", "policy_entropy")
 LOGPROBS = ("policy", "anchor", "sampler", "reference")
 LONGEST_TOKENS = 10_000_000
 ROUNDING = 1e-3  # what a log-probability may exceed 0 by
@@ -72,7 +74,9 @@ def parse(batch: Mapping[str, Any]) -> list[Row]:
         if not group["responses"]:
             raise ObjectiveError(f"group {name}: empty; a group needs at least one response")
         greedy = _optional_number(f"group {name}", "greedy_reward", group.get("greedy_reward"))
-        rows += [_row(f"group {name}, response {i}", name, item, greedy) for i, item in enumerate(group["responses"])]
+        rows += [
+            _row(f"group {name}, response {i}", name, i, item, greedy) for i, item in enumerate(group["responses"])
+        ]
     return rows
 
 
@@ -125,7 +129,7 @@ def _optional_number(where: str, name: str, value: Any) -> float | None:
     return None if value is None else _number(where, name, value)
 
 
-def _row(where: str, group: str, item: Any, greedy: float | None) -> Row:
+def _row(where: str, group: str, place: int, item: Any, greedy: float | None) -> Row:
     if not isinstance(item, Mapping):
         raise ObjectiveError(f"{where}: a response is an object with at least a reward and a length")
     _known(where, item, RESPONSE_KEYS)
@@ -135,23 +139,67 @@ def _row(where: str, group: str, item: Any, greedy: float | None) -> Row:
     mask = _mask(where, item, _length(where, item))
     trained = mask & (status != "void")
     arrays = {name: _array(where, name, item[name], trained) for name in ARRAYS if item.get(name) is not None}
-    truncated = item.get("truncated", False)
-    if not isinstance(truncated, bool):
-        raise ObjectiveError(f"{where}: truncated is {truncated!r}; write true or false")
     response = Response(
         group=group,
         reward=_reward(where, status, item.get("reward")),
         mask=mask,
         status=status,
-        truncated=truncated,
+        truncated=_flag(where, item, "truncated"),
         raw=_optional_number(where, "raw", item.get("raw")),
         advantage=_advantage(where, item.get("advantage"), trained),
         anchor=arrays.get("anchor", arrays.get("policy")),
         reference=arrays.get("reference"),
         entropy=arrays.get("entropy"),
         greedy_reward=greedy,
+        member=_whole(where, "member", item.get("member", place)),
+        steps=_steps(where, item.get("steps"), len(mask)),
+        values=arrays.get("values"),
+        energy=arrays.get("energy"),
+        policy=arrays.get("policy"),
+        origin=_numbers(where, "origin", item.get("origin"), len(mask)),
+        turns=_numbers(where, "turns", item.get("turns"), len(mask)),
+        demonstration=_flag(where, item, "demonstration"),
     )
     return Row(where, response, arrays)
+
+
+def _flag(where: str, item: Mapping[str, Any], name: str) -> bool:
+    value = item.get(name, False)
+    if not isinstance(value, bool):
+        raise ObjectiveError(f"{where}: {name} is {value!r}; write true or false")
+    return value
+
+
+def _whole(where: str, name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ObjectiveError(f"{where}: {name} is {value!r:.40}; write a whole number")
+    return value
+
+
+def _steps(where: str, given: Any, length: int) -> tuple[tuple[int, float], ...]:
+    """Rewards with a position: [[token, score], ...]; a token counts from 0 over everything after the prompt."""
+    if given is None:
+        return ()
+    if not isinstance(given, list | tuple) or any(
+        not isinstance(step, list | tuple) or len(step) != 2 for step in given
+    ):
+        raise ObjectiveError(f"{where}: steps is a list of [token, score]")
+    found = []
+    for token, score in given:
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < length:
+            raise ObjectiveError(f"{where}: a step ends at token {token!r:.40}; write one of 0..{length - 1}")
+        found.append((token, _number(where, f"the score of the step at token {token}", score)))
+    return tuple(found)
+
+
+def _numbers(where: str, name: str, given: Any, length: int) -> NDArray[np.int64] | None:
+    """[T] whole numbers: the member that drew each token, or its turn."""
+    if given is None:
+        return None
+    values = _list(given)
+    if values is None or len(values) != length:
+        raise ObjectiveError(f"{where}: {name} is a list of {length} whole numbers, one a token")
+    return np.array([_whole(where, f"{name} of token {t}", v) for t, v in enumerate(values)], np.int64)
 
 
 def _reward(where: str, status: Status, reward: Any) -> float | dict[str, float] | None:

@@ -14,18 +14,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gropius.errors import ObjectiveError
-from gropius.objective.advantage import GROUP_RELATIVE
-from gropius.objective.batch import Row, parse, part_weights
+from gropius.objective.advantage import GROUP_RELATIVE, GROUP_SCALES, TOKEN_BASELINES
+from gropius.objective.batch import ARRAYS, Row, parse, part_weights
 from gropius.objective.formula import formula
 from gropius.objective.presets import resolve
 from gropius.objective.selection import DEAD, Assigned, Assignment, GroupSummary, Response, assign
 from gropius.objective.spec import Objective
+from gropius.objective.subsets import TRANSFORMS
 from gropius.objective.validate import check
 
 if TYPE_CHECKING:
     import torch
 
 Numbers = dict[str, NDArray[Any]]
+_TOKEN_ARRAY = {"critic": "values", "optimal_token": "energy"}
 
 
 def as_objective(objective: str | Objective, overrides: Mapping[str, Any] | None) -> Objective:
@@ -51,8 +53,10 @@ def explain(
     """Evaluate the objective on a batch; every number behind the loss.
 
     batch: {"groups": [{"id", "greedy_reward"?, "responses": [{...}]}], "weights"?: {part: weight}}; a response has
-    reward (number, parts, or null when void), length, and optionally policy, anchor, sampler, reference, entropy
-    (one number a token), mask, truncated, status, raw, advantage. Without `policy`: advantages and weights only.
+    reward (number, parts, or null when void), length, and optionally policy, anchor, sampler, reference, entropy,
+    values, energy, policy_entropy (one number a token), mask, truncated, status, raw, advantage, steps ([token, score]
+    of rewards with a position, not part of reward), origin and member (branches), demonstration. Without `policy`:
+    advantages and weights only.
     `anchor` absent: on-policy. Returns the structure printed by `gropius explain --json`: contributions add up to
     `loss`, `gradient` is d loss / d policy log-probability. All arithmetic float64.
     Errors: ObjectiveError naming group, response and token for malformed or non-finite input.
@@ -98,6 +102,22 @@ def _as_evaluated(spec: Objective, rows: Sequence[Row]) -> tuple[Objective, list
     if spec.selection.entropy_top < 1 and not any(row.has("entropy") for row in live):
         used = replace(used, selection=replace(used.selection, entropy_top=1.0))
         notes.append("the entropy mask is left out: no entropies were given")
+    if spec.advantage.baseline in TOKEN_BASELINES and not any(
+        row.has(_TOKEN_ARRAY[spec.advantage.baseline]) for row in live
+    ):
+        used = replace(used, advantage=replace(used.advantage, baseline="none"))
+        notes.append(
+            f"the {spec.advantage.baseline} baseline is left out: no {_TOKEN_ARRAY[spec.advantage.baseline]} given"
+        )
+    if spec.kl.reward_form == "token" and used.advantage.baseline != "critic":
+        used = replace(used, kl=replace(used.kl, estimator="none"))
+    if spec.needs_fresh:
+        used = replace(
+            used,
+            selection=replace(used.selection, covariance="none"),
+            surrogate=replace(used.surrogate, kind="none") if spec.surrogate.kind == "classify" else used.surrogate,
+        )
+        notes.append("what the policy's own log-probabilities decide is left out: none were given")
     if _masks_tokens(spec) and not all(row.has("sampler") and row.has("anchor") for row in live):
         used = replace(used, aggregate=replace(used.aggregate, count_corrected=True))
         notes.append("tokens that the correction would mask are counted: no log-probabilities were given")
@@ -111,7 +131,7 @@ def _sampler_as_anchor(spec: Objective, live: Sequence[Row]) -> bool:
 
 def _require(spec: Objective, live: Sequence[Row]) -> None:
     """Refuse a batch whose arrays are incomplete, naming the first response that lacks one and why it is needed."""
-    needed = {"policy": "", "anchor": "", "sampler": "", "reference": "", "entropy": ""}
+    needed = dict.fromkeys(ARRAYS, "")
     if spec.needs_reference:
         needed["reference"] = f'kl.estimator = "{spec.kl.estimator}"; add them, or write kl.estimator = "none"'
     if spec.ratio.correction != "none":
@@ -120,6 +140,10 @@ def _require(spec: Objective, live: Sequence[Row]) -> None:
         )
     if spec.selection.entropy_top < 1:
         needed["entropy"] = "selection.entropy_top; add them, or write selection.entropy_top = 1.0"
+    if spec.terms.entropy > 0:
+        needed["policy_entropy"] = "terms.entropy; add them, or write terms.entropy = 0"
+    if (axis := spec.advantage).baseline in TOKEN_BASELINES and any(row.response.advantage is None for row in live):
+        needed[_TOKEN_ARRAY[axis.baseline]] = f'advantage.baseline = "{axis.baseline}"; add them, or supply advantages'
     for name, reason in needed.items():
         missing = [row for row in live if not row.has(name)]
         if missing and len(missing) < len(live):
@@ -146,7 +170,7 @@ def _evaluate(spec: Objective, rows: Sequence[Row], assignment: Assignment) -> N
     """Per-token numbers of the whole batch, flat, in float64, with the gradient by autograd."""
     import torch
 
-    from gropius.objective.loss import Tokens, loss
+    from gropius.objective.loss import Tokens, beside, loss
 
     def flat(pick: Callable[[int], NDArray[Any]]) -> torch.Tensor:
         return torch.from_numpy(np.concatenate([np.asarray(pick(i), np.float64) for i in range(len(rows))]))
@@ -171,6 +195,8 @@ def _evaluate(spec: Objective, rows: Sequence[Row], assignment: Assignment) -> N
         sampler=next((given for given in (sampler, anchor) if given is not None), policy),
         reference=array("reference"),
         keep=flat(lambda i: assignment.responses[i].keep).bool(),
+        entropy=array("policy_entropy"),
+        **beside(assignment.responses, flat),
     )
     policy.requires_grad_(True)
     out = loss(spec, policy, tokens)
@@ -282,6 +308,7 @@ def explain_rewards(
     given = [r.value for r in assignment.responses]
     steps = [
         ("rewards", "the group's scores", [float(r) for r in rewards]),
+        *_transformed(spec, rewards),
         ("baseline", _BASELINE_WORDS[spec.advantage.baseline], credit.baseline.tolist()),
         ("centred", "reward − baseline", credit.centred.tolist()),
         ("scale", _scale_words(spec), credit.scale.tolist()),
@@ -300,6 +327,15 @@ def explain_rewards(
     }
 
 
+def _transformed(spec: Objective, rewards: Sequence[float]) -> list[tuple[str, str, list[float]]]:
+    axis = spec.advantage
+    if axis.transform == "none":
+        return []
+    values = TRANSFORMS[axis.transform](np.array(rewards, np.float64), axis.k)
+    times = f"{axis.k} times " if axis.transform == "pkpo" else ""
+    return [("transformed", f"{times}the expected best of {axis.k} siblings, itself among them", values.tolist())]
+
+
 _BASELINE_WORDS = {
     "none": "nothing is subtracted",
     "batch_mean": "mean of the whole batch (here: of this group)",
@@ -308,6 +344,9 @@ _BASELINE_WORDS = {
     "length_weighted": "length-weighted mean of the group",
     "greedy": "reward of the greedy response",
     "critic": "value of a critic",
+    "optimal_token": "of each token: its siblings' rewards weighted by the energy up to it",
+    "runner_up": "for the best response the second best; its own reward for the others",
+    "subset": "expected best of k - 1 others",
 }
 
 
@@ -315,6 +354,8 @@ def _scale_words(spec: Objective) -> str:
     axis = spec.advantage
     if axis.scale == "none":
         return "none: the centred reward is the advantage"
+    if axis.scale == "subset_std":
+        return f"std of the best of {axis.k} over all subsets + {axis.epsilon:g}"
     if axis.scale == "group_mean":
         return f"mean of the group + {axis.epsilon:g}"
     which = "population std (ddof 0)" if axis.ddof == 0 else "sample std (ddof 1)"
@@ -324,7 +365,7 @@ def _scale_words(spec: Objective) -> str:
 
 def _advantage_words(spec: Objective, group: GroupSummary) -> str:
     axis = spec.advantage
-    relative = axis.baseline in GROUP_RELATIVE or axis.scale in ("group_std", "group_mean")
+    relative = axis.baseline in GROUP_RELATIVE or axis.scale in GROUP_SCALES
     if group.state in DEAD and relative and group.std == 0:
         words = f"{group.state}: equal rewards carry no signal within a group, and an epsilon cannot restore one"
     elif group.state == "singleton" and relative:

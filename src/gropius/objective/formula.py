@@ -13,7 +13,10 @@ _BASELINE = {
     "leave_one_out": "R_i − mean_{j≠i}(R_j)",
     "length_weighted": "R_i − Σ L_j R_j / Σ L_j",
     "greedy": "R_i − R_greedy",
-    "critic": "R_i − V",
+    "critic": "GAE(r, V)",
+    "optimal_token": "R_i − Σ_j R_j·W_jt / Σ_j W_jt",
+    "runner_up": "R_i − max_{j≠i}(R_j) where R_i is the best, else 0",
+    "subset": "R_i − E[best of k−1 others]",
 }
 _ESTIMATOR = {"k1": "x", "k2": "x²/2", "k3": "(e^−x − 1 + x)", "abs": "|x|"}
 _WEIGHT = {
@@ -41,9 +44,13 @@ def formula(objective: Objective) -> str:
     o = objective
     kl = "" if not o.kl_in_loss else f" + {o.kl.coefficient:g}·{_kl_body(o.kl)}"
     factor = "w_t·" if o.ratio.correction != "none" else ""
-    body = f"−{factor}{surrogate(o.surrogate, o.ratio)}{kl}"
-    lines = [f"loss = Σ_t {_WEIGHT[o.aggregate.kind]} · [ {body} ]"]
+    body = f"−{factor}{surrogate(o.surrogate, o.ratio)}{kl}{_beside(o)}"
+    imitation = f" − {o.terms.imitation:g}·mean_t(log π) over right responses" if o.terms.imitation else ""
+    lines = [f"loss = Σ_t {_WEIGHT[o.aggregate.kind]} · [ {body} ]{imitation}"]
+    if o.surrogate.kind == "classify":
+        lines = [_CLASSIFY.replace("τ", f"{o.surrogate.tau:g}")]
     lines.append("A = " + advantage(o.advantage, o.kl))
+    lines += positions(o.advantage)
     if o.ratio.level != "none":
         anchor = "the policy before the batch's first update" if o.ratio.anchor == "snapshot" else "the sampler"
         lines.append(f"{_LEVEL[o.ratio.level]}, π_anchor: {anchor}")
@@ -55,7 +62,7 @@ def formula(objective: Objective) -> str:
         if o.kl_in_loss and o.kl.gradient in ("score", "weighted") and o.ratio.level != "token":
             lines.append("r_t = π/π_anchor in the KL term")
     lines.append(aggregate(o.aggregate))
-    lines += selection(o.selection)
+    lines += selection(o.selection) + terms(o)
     return "\n".join(lines)
 
 
@@ -74,6 +81,10 @@ def surrogate(axis: Surrogate, ratio: Ratio) -> str:
         "clip_masked": f"sg({r})·A·log π where {r} is in ({1 - axis.low:g}, {1 + axis.high:g}) or A pulls back",
         "soft_gate": f"(4/τ)·σ(τ·({r} − 1))·A, τ = {axis.tau_positive:g} for A>0 else {axis.tau_negative:g}",
         "log_clip": f"exp(mean_t clipped log r_t)·A, log r_t ≤ {axis.high:g} for A>0, ≥ −{axis.low:g} for A<0",
+        "gamma_gate": f"sg(e^λ·{r}^k·e^(−λ{r}))·A·log π, "
+        f"(k, λ) = ({axis.k_positive:g}, {axis.lambda_positive:g}) for A>0 "
+        f"else ({axis.k_negative:g}, {axis.lambda_negative:g})",
+        "classify": "",
         "divergence_mask": f"M_t·r_t·A, M_t = 0 where {axis.divergence} > {axis.threshold:g} and A pushes away"
         + (f", weight ≤ {axis.cap:g}" if axis.cap else ""),
     }[axis.kind]
@@ -82,10 +93,16 @@ def surrogate(axis: Surrogate, ratio: Ratio) -> str:
 def advantage(axis: Advantage, kl: Kl) -> str:
     """How A is made from the rewards of a group."""
     body = _BASELINE[axis.baseline]
+    if axis.transform != "none":
+        times = f"{axis.k}·" if axis.transform == "pkpo" else ""
+        body = body.replace("R_i", f"{times}E[best of {axis.k} with i]").replace("mean_group(R)", "their mean")
+        body = body.replace("k−1", str(axis.k - 1))
     eps = f" + {axis.epsilon:g}" if axis.epsilon else ""
     which = "population" if axis.ddof == 0 else "sample"
     if axis.scale == "group_mean":
         body = f"({body}) / (mean_group(R){eps})"
+    elif axis.scale == "subset_std":
+        body = f"({body}) / (std of the best of {axis.k}{eps})"
     elif axis.scale != "none":
         over = {"group_std": "group", "batch_std": f"batch, of {axis.scale_of}"}[axis.scale]
         body = f"({body}) / (std_{over.split(',')[0]}{eps}), {which} std of {over}"
@@ -97,11 +114,48 @@ def advantage(axis: Advantage, kl: Kl) -> str:
         penalty = f"{kl.coefficient:g}·{_ESTIMATOR[kl.estimator]}"
         if kl.reward_form == "sequence":
             body += f"; R_i = reward − Σ_t {penalty}"
+        elif kl.reward_form == "token":
+            body += f"; r_t less {penalty}"
         else:
             body += f"; then A_t = A − Σ_{{s≥t}} {penalty}"
     if axis.whiten != "none":
         body += f"; then whitened over the batch's {axis.whiten} ({which} std{eps})"
     return body
+
+
+def positions(axis: Advantage) -> list[str]:
+    """Where a token's advantage differs from its response's, in words; nothing for a plain outcome."""
+    lines = []
+    if axis.baseline == "critic":
+        lam = f"1 − 1/({axis.gae_alpha:g}·L_i), kept in [0, 1]" if axis.gae_alpha else f"{axis.gae_lambda:g}"
+        lines.append(
+            f"GAE: A_t = Σ_l (γλ)^l·(r + γ·V' − V)_{{t+l}}, γ = {axis.discount:g}, λ = {lam}; the critic learns "
+            f"A_t + V with λ = {axis.gae_lambda_critic:g}"
+        )
+        where = {"outcome": "the last token", "step": "the step's last token", "turn": "the turn's last token"}
+        lines.append(f"r_t: rewards at {where[axis.credit]}")
+        return lines
+    if axis.baseline == "optimal_token":
+        lines.append("W_jt = Σ_{s≤t} (1 − 2π + Σ_v π_v²): a baseline of its own for every token")
+    if axis.credit == "outcome":
+        return lines
+    which = "population" if axis.ddof == 0 else "sample"
+    scale = f" / ({which} std + {axis.epsilon:g})" if axis.scale == "group_std" else ""
+    base = {"none": "", "group_mean": " − mean", "leave_one_out": " − mean of the others"}[axis.baseline]
+    final = f"R_i: the reward without a position, its A times {axis.final_weight:g}"
+    if axis.final == "in_return":
+        final = "the reward without a position falls at the last token"
+    if axis.credit == "step":
+        lines.append(
+            f"A_t: Σ over steps that end at or after t of (score{base}){scale}, pooled over the group; {final}"
+        )
+    else:
+        pool = "the same turn of the siblings" if axis.pool == "turn_index" else "all turns of the group"
+        lines.append(
+            f"A_t: (G{base}){scale} over {pool}, G = Σ_{{l≥k}} {axis.discount:g}^(l−k)·r_l of the token's turn k; "
+            + final
+        )
+    return lines
 
 
 def correction(axis: Ratio) -> str:
@@ -132,6 +186,8 @@ def aggregate(axis: Aggregate) -> str:
         notes.append("masked responses and tokens counted")
     if axis.count_dead:
         notes.append("dropped dead groups counted")
+    if axis.shared == "each":
+        notes.append("a token that branches share weighs as many times as there are branches")
     if not axis.count_corrected:
         notes.append("tokens masked by the correction not counted")
     return ", ".join([what, *notes])
@@ -150,10 +206,47 @@ def selection(axis: Selection) -> list[str]:
     elif axis.truncated != "keep":
         lines.append(f"truncated responses: {axis.truncated}")
     if axis.entropy_top < 1:
-        lines.append(f"policy term only on the {axis.entropy_top:.0%} of tokens with the highest entropy")
+        of = "" if axis.entropy_over == "batch" else " of each response"
+        lines.append(f"policy term only on the {axis.entropy_top:.0%} of tokens{of} with the highest entropy")
+    if axis.covariance == "clip":
+        lines.append(
+            f"policy term dropped on {axis.covariance_share:g} of the tokens, among those whose covariance of log π "
+            f"and A is in [{axis.covariance_low:g}, {axis.covariance_high:g}]"
+        )
+    if axis.covariance == "kl":
+        lines.append(
+            f"plus {axis.covariance_coefficient:g}·|log r_t| on the {axis.covariance_share:g} of tokens with the "
+            "highest covariance of log π and A"
+        )
     if axis.off_policy_mask:
         lines.append(f"policy term dropped where A<0 and mean_t(log π_anchor − log π) > {axis.off_policy_mask:g}")
     return lines
+
+
+def terms(objective: Objective) -> list[str]:
+    """One line for each term beside the policy term that needs one."""
+    axis, lines = objective.terms, []
+    if axis.entropy_target:
+        lines.append(
+            f"η: in force while the mean entropy is at most {axis.entropy_target:g}, moved by {axis.entropy_step:g} a "
+            "step"
+        )
+    if objective.surrogate.demonstrations == "shaped":
+        lines.append(f"tokens of a demonstration: π/(π + {objective.surrogate.gamma:g})·A in place of the policy term")
+    if axis.imitation or objective.surrogate.kind == "classify":
+        lines.append(f"right: raw metric at least {objective.selection.correct:g}")
+    return lines
+
+
+_CLASSIFY = (
+    "loss = mean over groups of log(1 + Σ_right e^(−s_i/τ)) + log(1 + Σ_wrong e^(s_i/τ)), s_i = mean_t log π/π_anchor"
+)
+
+
+def _beside(objective: Objective) -> str:
+    if not objective.entropy_in_loss:
+        return ""
+    return " − η·H_t" if objective.terms.entropy_target else f" − {objective.terms.entropy:g}·H_t"
 
 
 def _kl_body(axis: Kl) -> str:

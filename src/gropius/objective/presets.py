@@ -6,60 +6,20 @@ A preset fills every field; any key overrides one. What a name means elsewhere d
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from gropius.errors import ObjectiveError, did_you_mean
+from gropius.objective import presets_credit
+from gropius.objective.preset import NO_KL, PLAIN, UNSCALED, Preset, clip_bounds, other_surrogate
 from gropius.objective.spec import Objective, flatten, override
 from gropius.objective.validate import check
-
-
-@dataclass(frozen=True)
-class Preset:
-    """One named objective: overrides of the default objective, where it comes from, and how others differ.
-
-    print_difference: how this row differs from the paper's printed objective. elsewhere: framework → what the same
-    name runs there.
-    """
-
-    name: str
-    title: str
-    citation: str
-    values: Mapping[str, Any]
-    print_difference: str
-    elsewhere: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def objective(self) -> Objective:
-        """The objective with every field filled."""
-        return override(Objective(), self.values)
-
-
-_NO_KL: dict[str, Any] = {"kl.estimator": "none", "kl.coefficient": 0.0}
-_PLAIN: dict[str, Any] = {
-    "ratio.level": "none",
-    "surrogate.kind": "none",
-    "surrogate.low": 0.0,
-    "surrogate.high": 0.0,
-}
-_UNSCALED: dict[str, Any] = {"advantage.scale": "none"}
-
-
-def _clip(low: float, high: float) -> dict[str, Any]:
-    return {"surrogate.kind": "clip", "surrogate.low": low, "surrogate.high": high}
-
-
-def _other_surrogate(kind: str, **values: Any) -> dict[str, Any]:
-    fields = {"surrogate.kind": kind, "surrogate.low": 0.0, "surrogate.high": 0.0}
-    return fields | {f"surrogate.{key}": value for key, value in values.items()}
-
 
 _ROWS: tuple[Preset, ...] = (
     Preset(
         "reinforce",
         "REINFORCE: reward times score, the sequence is one action",
         "Williams 1992, Machine Learning 8",
-        {"advantage.baseline": "none", **_UNSCALED, **_PLAIN, **_NO_KL, "aggregate.kind": "response_sum"},
+        {"advantage.baseline": "none", **UNSCALED, **PLAIN, **NO_KL, "aggregate.kind": "response_sum"},
         "None: no baseline, no scale, no ratio; the sum over a response's tokens, mean over responses.",
         {
             "TRL": "no trainer of this name; RLOOTrainer is the nearest and adds a leave-one-out baseline and a clip.",
@@ -74,8 +34,8 @@ _ROWS: tuple[Preset, ...] = (
         "Ahmadian et al. 2024, arXiv 2402.14740, section 2.3 and eq. 3",
         {
             "advantage.baseline": "leave_one_out",
-            **_UNSCALED,
-            **_PLAIN,
+            **UNSCALED,
+            **PLAIN,
             "kl.estimator": "k1",
             "kl.place": "reward",
             "kl.coefficient": 0.03,
@@ -105,7 +65,7 @@ _ROWS: tuple[Preset, ...] = (
         "dr_grpo",
         "Dr. GRPO: neither the group std nor the response's own length",
         "Liu et al. 2025, arXiv 2503.20783 v2, section 3.2; the authors' code for C",
-        {**_UNSCALED, **_NO_KL, "aggregate.kind": "constant_length", "aggregate.length": 3000},
+        {**UNSCALED, **NO_KL, "aggregate.kind": "constant_length", "aggregate.length": 3000},
         "The printed objective has no length divisor at all; the authors' code divides by the generation budget, 3000. "
         "Set aggregate.length to your own budget; it rescales the learning rate and nothing else.",
         {
@@ -120,8 +80,8 @@ _ROWS: tuple[Preset, ...] = (
         "DAPO: asymmetric clip, dynamic sampling, token mean, soft overlong penalty by hand",
         "Yu et al. 2025, arXiv 2503.14476, eqs. 8, 11-13",
         {
-            **_clip(0.2, 0.28),
-            **_NO_KL,
+            **clip_bounds(0.2, 0.28),
+            **NO_KL,
             "aggregate.kind": "token_mean",
             "selection.dead": "refill",
         },
@@ -139,7 +99,7 @@ _ROWS: tuple[Preset, ...] = (
         "gspo",
         "GSPO: one ratio a sequence, the geometric mean of its token ratios",
         "Zheng et al. 2025, arXiv 2507.18071 v2, eqs. 5-7",
-        {"ratio.level": "sequence", **_clip(3e-4, 4e-4), **_NO_KL},
+        {"ratio.level": "sequence", **clip_bounds(3e-4, 4e-4), **NO_KL},
         "None; population std, as the paper does not name one.",
         {
             "TRL": 'importance_sampling_level = "sequence" with loss_type = "grpo"; with the default "dapo" a response '
@@ -152,7 +112,7 @@ _ROWS: tuple[Preset, ...] = (
         "gspo_token",
         "GSPO-token: the sequence ratio with per-token advantages",
         "Zheng et al. 2025, arXiv 2507.18071 v2, eqs. 13-14",
-        {"ratio.level": "sequence_token", **_clip(3e-4, 4e-4), **_NO_KL},
+        {"ratio.level": "sequence_token", **clip_bounds(3e-4, 4e-4), **NO_KL},
         "None; equals gspo in value and gradient while a response's tokens share one advantage.",
         {
             "TRL": "was an experimental trainer; absent from 1.16.",
@@ -164,7 +124,7 @@ _ROWS: tuple[Preset, ...] = (
         "cispo",
         "CISPO: the detached, capped ratio weighs log π; no token is dropped",
         "MiniMax-M1 2025, arXiv 2506.13585, eqs. 4-5",
-        {**_other_surrogate("capped", cap=5.0), **_NO_KL, "aggregate.kind": "token_mean"},
+        {**other_surrogate("capped", cap=5.0), **NO_KL, "aggregate.kind": "token_mean"},
         "The paper never prints the cap; 5.0 is the absolute ratio that later reports use. No lower bound, as printed.",
         {
             "TRL": 'loss_type = "cispo" reads epsilon_high as the absolute cap; left at its default of 0.2 it shrinks '
@@ -179,7 +139,7 @@ _ROWS: tuple[Preset, ...] = (
         "Hu et al. 2025, arXiv 2501.03262 v9, eqs. 4-5",
         {
             "advantage.baseline": "none",
-            **_UNSCALED,
+            **UNSCALED,
             "advantage.whiten": "tokens",
             "kl.estimator": "k1",
             "kl.place": "reward",
@@ -199,7 +159,7 @@ _ROWS: tuple[Preset, ...] = (
         "REINFORCE++ with baseline: group mean, then batch whitening, a separate k2 term",
         "Hu et al. 2025, arXiv 2501.03262 v9, eqs. 1, 6-8",
         {
-            **_UNSCALED,
+            **UNSCALED,
             "advantage.whiten": "sequences",
             "kl.estimator": "k2",
             "kl.coefficient": 0.01,
@@ -212,32 +172,10 @@ _ROWS: tuple[Preset, ...] = (
         },
     ),
     Preset(
-        "ppo",
-        "PPO's clipped token loss, with advantages supplied",
-        "Schulman et al. 2017, arXiv 1707.06347, eq. 7",
-        {
-            "advantage.baseline": "none",
-            **_UNSCALED,
-            "advantage.whiten": "tokens",
-            "kl.estimator": "k1",
-            "kl.place": "reward",
-            "kl.reward_form": "to_go",
-            "kl.coefficient": 0.05,
-            "aggregate.kind": "token_mean",
-        },
-        "Without a critic the advantage is the whitened return to go (γ = λ = 1, no value baseline); supply advantages "
-        "to have the paper's. The paper's adaptive KL is not included: k1 in the reward is what RLHF practice runs.",
-        {
-            "TRL": "PPOTrainer: critic, GAE with λ 0.95, whitened advantages, k1 in the reward with 0.05.",
-            "verl": "gae with a critic; the policy loss has the dual clip c = 3 switched on.",
-            "OpenRLHF": "gae with a critic, whitened advantages, KL in the reward with 0.01.",
-        },
-    ),
-    Preset(
         "lite_ppo",
         "Lite PPO: group mean, batch std, token mean",
         "Liu et al. 2025 (Tricks or Traps), arXiv 2508.08221",
-        {"advantage.scale": "batch_std", **_NO_KL, "aggregate.kind": "token_mean"},
+        {"advantage.scale": "batch_std", **NO_KL, "aggregate.kind": "token_mean"},
         "Read as the std of the batch's raw rewards; the paper does not print ddof (population here).",
         {
             "TRL": 'scale_rewards = "batch" with loss_type = "dapo": sample std plus 1e-4.',
@@ -251,9 +189,9 @@ _ROWS: tuple[Preset, ...] = (
         "Hao et al. 2025, arXiv 2505.23585",
         {
             "advantage.baseline": "length_weighted",
-            **_UNSCALED,
-            **_PLAIN,
-            **_NO_KL,
+            **UNSCALED,
+            **PLAIN,
+            **NO_KL,
             "aggregate.kind": "response_sum",
         },
         "None: baseline Σ L_i R_i / Σ L_i, no scale, no ratio, no KL.",
@@ -263,7 +201,7 @@ _ROWS: tuple[Preset, ...] = (
         "maxrl",
         "MaxRL: the residual divided by the group's mean",
         "arXiv 2602.02710",
-        {"advantage.scale": "group_mean", **_PLAIN, **_NO_KL, "aggregate.kind": "response_sum"},
+        {"advantage.scale": "group_mean", **PLAIN, **NO_KL, "aggregate.kind": "response_sum"},
         "None known: A = (R − mean)/mean, 0 for a group without success; rewards must not be negative.",
         {"TRL": "absent.", "verl": "absent.", "OpenRLHF": "absent."},
     ),
@@ -272,10 +210,10 @@ _ROWS: tuple[Preset, ...] = (
         "GPG: plain policy gradient, rescaled by the live share",
         "Chu et al. 2025, arXiv 2504.02546",
         {
-            **_UNSCALED,
+            **UNSCALED,
             "advantage.rescale_live": True,
-            **_PLAIN,
-            **_NO_KL,
+            **PLAIN,
+            **NO_KL,
             "aggregate.kind": "token_mean",
         },
         "F_norm = 1, the final recipe. The paper resamples below a live share of 0.6; "
@@ -290,7 +228,7 @@ _ROWS: tuple[Preset, ...] = (
         "sapo",
         "SAPO: a smooth gate in place of the clip",
         "arXiv 2511.20347, eq. 5",
-        {**_other_surrogate("soft_gate", tau_positive=1.0, tau_negative=1.05), **_NO_KL},
+        {**other_surrogate("soft_gate", tau_positive=1.0, tau_negative=1.05), **NO_KL},
         "None; A = 0 takes the negative temperature. The value at ratio 1 is 2A/τ, only the gradient matches.",
         {"TRL": 'loss_type = "sapo": sample std plus 1e-4.', "verl": 'loss_mode = "sapo".', "OpenRLHF": "absent."},
     ),
@@ -298,7 +236,7 @@ _ROWS: tuple[Preset, ...] = (
         "gmpo",
         "GMPO: the geometric mean of one-sidedly clipped token ratios",
         "Zhao et al. 2025, arXiv 2507.20673",
-        {"surrogate.kind": "log_clip", "surrogate.low": 0.4, "surrogate.high": 0.4, **_NO_KL},
+        {"surrogate.kind": "log_clip", "surrogate.low": 0.4, "surrogate.high": 0.4, **NO_KL},
         "None: bounds on the log-ratio, (e^−0.4, e^0.4).",
         {
             "TRL": "experimental trainer; ignores the mismatch correction and the off-policy mask.",
@@ -311,9 +249,9 @@ _ROWS: tuple[Preset, ...] = (
         "DPPO: a mask on the divergence from the sampler in place of the ratio clip",
         "arXiv 2602.04879 (binary total variation)",
         {
-            **_other_surrogate("divergence_mask", divergence="tv", threshold=0.15, cap=20.0),
+            **other_surrogate("divergence_mask", divergence="tv", threshold=0.15, cap=20.0),
             "ratio.anchor": "sampler",
-            **_NO_KL,
+            **NO_KL,
             "aggregate.kind": "constant_length",
             "aggregate.length": 3000,
         },
@@ -332,8 +270,8 @@ _ROWS: tuple[Preset, ...] = (
             "advantage.scale": "batch_std",
             "advantage.scale_of": "residuals",
             "ratio.anchor": "sampler",
-            **_other_surrogate("capped", cap=5.0),
-            **_NO_KL,
+            **other_surrogate("capped", cap=5.0),
+            **NO_KL,
             "aggregate.kind": "prompt_mean",
             "selection.dead": "drop",
         },
@@ -348,7 +286,7 @@ _ROWS: tuple[Preset, ...] = (
     ),
 )
 
-PRESETS: dict[str, Preset] = {row.name: row for row in _ROWS}
+PRESETS: dict[str, Preset] = {row.name: row for row in (*_ROWS, *presets_credit.ROWS)}
 
 
 def resolve(preset: str | None = None, overrides: Mapping[str, Any] | None = None) -> Objective:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,71 +15,21 @@ from numpy.typing import NDArray
 from gropius.errors import ObjectiveError
 from gropius.objective.advantage import Credit, RewardTable, advantages, mean, std, whiten
 from gropius.objective.aggregate import Layout, token_weights
+from gropius.objective.branches import Branches, branches_of
+from gropius.objective.classify import classify
+from gropius.objective.marks import covariance_marks, entropy_keep
+from gropius.objective.marks import entropy_threshold as entropy_threshold
+from gropius.objective.response import Array as Array
+from gropius.objective.response import Assigned as Assigned
+from gropius.objective.response import Assignment as Assignment
+from gropius.objective.response import GroupState as GroupState
+from gropius.objective.response import GroupSummary as GroupSummary
+from gropius.objective.response import Mask as Mask
+from gropius.objective.response import Response as Response
 from gropius.objective.spec import Kl, Objective, Selection
-from gropius.types import Status
+from gropius.objective.steps import Scene, critic_credit, token_credit
 
-Array = NDArray[np.float64]
-Mask = NDArray[np.bool_]
-GroupState = Literal["informative", "all_failed", "all_solved", "all_equal", "singleton", "too_few_valid"]
 DEAD: tuple[GroupState, ...] = ("all_failed", "all_solved", "all_equal")
-
-
-@dataclass(frozen=True, eq=False)
-class Response:
-    """One response as the objective sees it. Every per-token array has length T (environment tokens included).
-
-    group: explicit id. reward: a number, named parts, or None when void. mask: True at the model's own tokens.
-    raw: the unshaped task metric that selection looks at; None means the reward. advantage: overrides the computed one,
-    a number or one per token. anchor, reference: log-probabilities, for a KL in the reward. entropy: of the anchor, for
-    `entropy_top`. kept: False where the sampler correction masked the token, for `count_corrected = false`.
-    """
-
-    group: str
-    reward: float | Mapping[str, float] | None
-    mask: Mask
-    status: Status = "scored"
-    truncated: bool = False
-    raw: float | None = None
-    advantage: float | Array | None = None
-    anchor: Array | None = None
-    reference: Array | None = None
-    entropy: Array | None = None
-    kept: Mask | None = None
-    greedy_reward: float | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Assigned:
-    """What one response brings to the loss. advantage, weight, keep [T]; value: the response's advantage before any
-    per-token part; skipped: adds nothing to the gradient and need not be run."""
-
-    advantage: Array
-    weight: Array
-    keep: Mask
-    value: float
-    skipped: bool
-    reward: float | None
-
-
-@dataclass(frozen=True, eq=False)
-class GroupSummary:
-    """One group: its id, its statistics over valid shaped rewards, its state, and whether selection dropped it."""
-
-    id: str
-    mean: float | None
-    std: float | None
-    state: GroupState
-    dropped: bool
-
-
-@dataclass(frozen=True, eq=False)
-class Assignment:
-    """Responses in the order given, groups in order of first appearance, and the denominators."""
-
-    responses: list[Assigned]
-    groups: list[GroupSummary]
-    layout: Layout
-    credit: Credit
 
 
 def group_state(raw: Sequence[float], siblings: int) -> GroupState:
@@ -129,12 +78,6 @@ SAMPLED: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def entropy_threshold(entropies: Sequence[Array], top: float) -> float:
-    """The (1 − top) quantile, linear interpolation, of all loss tokens' entropies. Source: 2506.01939."""
-    pool = np.concatenate(list(entropies)) if entropies else np.zeros(0)
-    return float(np.quantile(pool, 1.0 - top)) if len(pool) else -math.inf
-
-
 def assign(
     objective: Objective, responses: Sequence[Response], part_weights: Mapping[str, float] | None = None
 ) -> Assignment:
@@ -157,23 +100,85 @@ def assign(
     live = valid & np.logical_not(dropped[group])
     table = _rewards(objective, responses, part_weights or {}, (group, names, live))
     credit = advantages(objective.advantage, table)
-    per_token = _per_token(objective, responses, credit, live)
+    branches = branches_of(responses, group, live)
+    scene = Scene(responses, table.rewards[:, 0], live, group)
+    per_token, returns = _per_token(objective, scene, credit, branches)
     countable = live | (valid & dead[group]) if objective.aggregate.count_dead else live
-    layout = _layout(objective, responses, (live, countable, group))
+    layout = _layout(objective, scene, countable, branches)
     weights = token_weights(objective.aggregate, layout)
-    keep = _entropy_keep(objective, responses, layout)
+    if objective.aggregate.shared == "each":
+        weights = branches.times(weights)
+    keep = entropy_keep(objective.selection, responses, layout.trained)
     totals = table.totals
+    if objective.advantage.credit != "outcome":
+        totals = totals + np.array([math.fsum(score for _, score in r.steps) for r in responses])
     assigned = []
     for i, response in enumerate(responses):
         advantage = np.zeros(len(response.mask))
         advantage[response.mask] = per_token[i]
-        idle = not np.any(weights[i] * advantage * keep[i])
-        skipped = idle and not (objective.kl_in_loss and np.any(weights[i]))
-        reward = float(totals[i]) if response.status != "void" else None
         value = float(per_token[i][0]) if len(per_token[i]) else float(credit.advantage[i])
-        assigned.append(Assigned(advantage, weights[i], keep[i], value, skipped, reward))
-    summaries = _summaries(objective.advantage.ddof, table, valid, zip(states, dropped.tolist(), strict=True))
+        reward = float(totals[i]) if response.status != "void" else None
+        made = Assigned(advantage, weights[i], keep[i], value, False, reward, returns=returns[i])
+        apart = None if branches.trains[i].all() else branches.trains[i]
+        assigned.append(replace(made, trains=apart, demonstration=response.demonstration))
+    right = [_right(objective, r, part_weights or {}) for r in responses]
+    assigned = _marked(objective, scene, assigned, (layout, right))
+    assigned = [replace(made, skipped=_skipped(objective, made)) for made in assigned]
+    summaries = _summaries(objective.advantage.ddof, (table, totals), valid, zip(states, dropped.tolist(), strict=True))
     return Assignment(assigned, summaries, layout, credit)
+
+
+def _skipped(objective: Objective, made: Assigned) -> bool:
+    """True when a response adds nothing to the loss but a constant, so that it need not be run."""
+    if np.any(made.weight * made.advantage * made.keep) or (made.penalised is not None and made.penalised.any()):
+        return False
+    beside = objective.kl_in_loss or objective.entropy_in_loss
+    return not (beside and np.any(made.weight)) and not (made.imitation is not None and np.any(made.imitation))
+
+
+def _marked(
+    objective: Objective, scene: Scene, assigned: list[Assigned], of: tuple[Layout, Sequence[bool]]
+) -> list[Assigned]:
+    """What looks at the whole optimiser batch: marks by covariance, right against wrong, imitation of what is right."""
+    axis, responses = objective.selection, scene.responses
+    layout, right = of
+    if axis.covariance != "none":
+        logprobs = [_fresh(r, ok) for r, ok in zip(responses, scene.live, strict=True)]
+        marks = covariance_marks(axis, logprobs, [a.advantage for a in assigned], layout.trained)
+        if axis.covariance == "clip":
+            assigned = [replace(a, keep=a.keep & ~m) for a, m in zip(assigned, marks, strict=True)]
+        else:
+            assigned = [replace(a, penalised=m) for a, m in zip(assigned, marks, strict=True)]
+    if objective.surrogate.kind == "classify":
+        found = classify(responses, right, layout, [a.weight for a in assigned], objective.surrogate.tau)
+        assigned = [
+            replace(a, advantage=slope, offset=value, value=float(slope[r.mask][0]) if r.mask.any() else 0.0)
+            for a, r, slope, value in zip(assigned, responses, *found, strict=True)
+        ]
+    if objective.terms.imitation:
+        own = [trained & good for trained, good in zip(layout.trained, right, strict=True)]
+        tokens = sum(int(m.sum()) for m in own)
+        share = objective.terms.imitation / tokens if tokens else 0.0
+        assigned = [replace(a, imitation=np.where(m, share, 0.0)) for a, m in zip(assigned, own, strict=True)]
+    return assigned
+
+
+def _fresh(response: Response, live: bool) -> Array:
+    if response.policy is None:
+        if live:
+            raise ObjectiveError(
+                f"group {response.group}: selection.covariance needs the policy's log-probabilities before the loss"
+            )
+        return np.zeros(len(response.mask))
+    return response.policy
+
+
+def _right(objective: Objective, response: Response, part_weights: Mapping[str, float]) -> bool:
+    """Is the response right: its raw metric, else its unshaped reward, at least `selection.correct`."""
+    if response.status == "void":
+        return False
+    metric = _total(response, part_weights) if response.raw is None else response.raw
+    return metric >= objective.selection.correct
 
 
 def _index(responses: Sequence[Response], names: Sequence[str]) -> NDArray[np.int64]:
@@ -209,9 +214,14 @@ def _parts(reward: float | Mapping[str, float] | None) -> dict[str, float]:
 
 
 def _total(response: Response, part_weights: Mapping[str, float]) -> float:
-    """The weighted sum of the reward's parts, exactly rounded: equal parts give equal rewards in any order."""
+    """The weighted sum of the reward's parts and the scores of its steps, exactly rounded, so in any order."""
+    return _sum(response, part_weights, [score for _, score in response.steps])
+
+
+def _sum(response: Response, part_weights: Mapping[str, float], scores: Sequence[float]) -> float:
+    parts = [part_weights.get(name, 1.0) * value for name, value in _parts(response.reward).items()]
     try:
-        total = math.fsum(part_weights.get(name, 1.0) * value for name, value in _parts(response.reward).items())
+        total = math.fsum([*parts, *scores])
     except OverflowError:
         total = math.inf
     if not math.isfinite(total):
@@ -246,7 +256,9 @@ def _rewards(
     group, names, live = where
     if objective.advantage.combine == "sum_then_normalise":
         weights = np.ones(1)
-        table = np.array([[_total(r, part_weights)] for r in responses], np.float64).reshape(len(responses), 1)
+        with_steps = objective.advantage.credit == "outcome"
+        sums = [_total(r, part_weights) if with_steps else _sum(r, part_weights, ()) for r in responses]
+        table = np.array(sums, np.float64).reshape(len(responses), 1)
     else:
         parts = list(dict.fromkeys(name for r in responses for name in _parts(r.reward))) or [""]
         weights = np.array([part_weights.get(name, 1.0) for name in parts], np.float64)
@@ -277,59 +289,64 @@ def _reward_kl(objective: Objective, response: Response) -> Array:
     return sampled_kl(objective.kl, response.anchor[response.mask] - response.reference[response.mask])
 
 
-def _per_token(objective: Objective, responses: Sequence[Response], credit: Credit, live: Mask) -> list[Array]:
-    """[L_i] advantages at the response's own tokens: broadcast, minus KL to go, whitened, then overrides."""
-    to_go = objective.kl.place == "reward" and objective.kl.estimator != "none" and objective.kl.reward_form == "to_go"
-    out = []
-    for r, value, ok in zip(responses, credit.advantage, live, strict=True):
-        tokens = np.full(int(r.mask.sum()), value)
-        if to_go and ok:
-            tokens = tokens - objective.kl.coefficient * np.cumsum(_reward_kl(objective, r)[::-1])[::-1]
-        out.append(tokens)
-    out = whiten(objective.advantage, out, live)
+def _per_token(
+    objective: Objective, scene: Scene, credit: Credit, branches: Branches
+) -> tuple[list[Array], list[Array | None]]:
+    """([L_i] advantages at own tokens, [T_i] returns of a critic): credit by position, minus KL to go, means over
+    branches, whitening, then overrides."""
+    axis, responses = objective.advantage, scene.responses
+    form = objective.kl.reward_form if objective.kl.place == "reward" and objective.kl.estimator != "none" else ""
+    returns: list[Array | None] = [None] * len(responses)
+    out = token_credit(axis, scene, credit)
     for i, r in enumerate(responses):
-        if r.advantage is not None and live[i]:
+        if not scene.live[i]:
+            continue
+        penalty = objective.kl.coefficient * _reward_kl(objective, r) if form in ("to_go", "token") else None
+        if axis.baseline == "critic" and (r.values is not None or r.advantage is None):
+            out[i], found = critic_credit(axis, r, float(scene.finals[i]), penalty)
+            returns[i] = np.zeros(len(r.mask))
+            returns[i][r.mask] = found  # type: ignore[index]
+        elif penalty is not None:
+            out[i] = out[i] - np.cumsum(penalty[::-1])[::-1]
+    out = _whitened(objective, branches.merged(out, responses), scene, branches)
+    for i, r in enumerate(responses):
+        if r.advantage is not None and scene.live[i]:
             given = np.asarray(r.advantage, np.float64)
             out[i] = np.full(int(r.mask.sum()), float(given)) if given.ndim == 0 else given[r.mask]
-    return out
+    return out, returns
 
 
-def _layout(objective: Objective, responses: Sequence[Response], where: tuple[Mask, Mask, NDArray[np.int64]]) -> Layout:
-    """Which tokens are trained and which are counted, as the named fields say. where: (live, countable, group)."""
-    live, countable, group = where
-    axis = objective.aggregate
+def _whitened(objective: Objective, per_token: list[Array], scene: Scene, branches: Branches) -> list[Array]:
+    """Whitening over what is trained: a token that branches share counts once, and keeps one value in all of them."""
+    if objective.advantage.whiten == "none" or not branches.shared:
+        return whiten(objective.advantage, per_token, scene.live)
+    drawn = branches.drawn(per_token, scene.responses)
+    return branches.spread(whiten(objective.advantage, drawn, scene.live), scene.responses)
+
+
+def _layout(objective: Objective, scene: Scene, countable: Mask, branches: Branches) -> Layout:
+    """Which tokens are trained and which are counted, as the named fields say; a token that branches share, once."""
+    axis, live = objective.aggregate, scene.live
     trained, counted, in_count = [], [], []
-    for i, r in enumerate(responses):
+    for i, r in enumerate(scene.responses):
         kept = r.kept if r.kept is not None and not axis.count_corrected else np.ones(len(r.mask), np.bool_)
         masked = objective.selection.truncated == "mask_loss" and r.truncated
         present = bool(countable[i])
-        own = r.mask & kept
+        own = r.mask & kept & branches.trains[i]
         trained.append(own & bool(live[i]) & (not masked))
         counted.append(own & present & (axis.count_masked or not masked))
         in_count.append(present and (axis.count_masked or bool(counted[-1].any())))
-    return Layout(trained, counted, np.array(in_count, np.bool_), group)
-
-
-def _entropy_keep(objective: Objective, responses: Sequence[Response], layout: Layout) -> list[Mask]:
-    """[T_i] True where the policy term stays: the top share of the batch's loss tokens by anchor entropy."""
-    top = objective.selection.entropy_top
-    if top >= 1:
-        return [np.ones(len(r.mask), np.bool_) for r in responses]
-    pool = [r.entropy[t] for r, t in zip(responses, layout.trained, strict=True) if r.entropy is not None]
-    threshold = entropy_threshold(pool, top)
-    return [
-        np.ones(len(r.mask), np.bool_) if r.entropy is None else np.asarray(r.entropy >= threshold) for r in responses
-    ]
+    return Layout(trained, counted, np.array(in_count, np.bool_), scene.group)
 
 
 def _summaries(
-    ddof: int, table: RewardTable, valid: Mask, fates: Iterable[tuple[GroupState, bool]]
+    ddof: int, rewards: tuple[RewardTable, Array], valid: Mask, fates: Iterable[tuple[GroupState, bool]]
 ) -> list[GroupSummary]:
-    totals = table.totals
+    table, totals = rewards
     out = []
     for g, (name, (state, dropped)) in enumerate(zip(table.names, fates, strict=True)):
-        rewards = totals[(table.group == g) & valid]
-        centre = mean(rewards) if len(rewards) else None
-        spread = std(rewards, ddof) if len(rewards) else None
+        own = totals[(table.group == g) & valid]
+        centre = mean(own) if len(own) else None
+        spread = std(own, ddof) if len(own) else None
         out.append(GroupSummary(name, centre, spread, state, dropped))
     return out

@@ -1,10 +1,10 @@
-"""The objective as a frozen value: six independent axes, every field named, nothing implied. No torch.
+"""The objective as a frozen value: seven independent axes, every field named, nothing implied. No torch.
 
-    loss = Σ_t weight_t · ( − keep_t · correction_t · surrogate_t + β · kl_t )
+    loss = Σ_t weight_t · ( − keep_t · correction_t · surrogate_t + β · kl_t − η · entropy_t ) + μ · imitation
 
-`advantage` says what a response is worth, `ratio` against which policy it is measured, `surrogate` how far the policy
-may move, `kl` what ties it to the reference, `aggregate` what weight a token has, `selection` which responses take
-part.
+`advantage` says what a token is worth, `ratio` against which policy it is measured, `surrogate` how far the policy
+may move, `kl` what ties it to the reference, `aggregate` what weight a token has, `selection` which responses and
+tokens take part, `terms` what stands beside the policy term.
 Nothing anywhere asks which preset an objective came from.
 """
 
@@ -19,11 +19,16 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from gropius.errors import ObjectiveError, did_you_mean
 
-Baseline = Literal["none", "batch_mean", "group_mean", "leave_one_out", "length_weighted", "greedy", "critic"]
-Scale = Literal["none", "group_std", "batch_std", "group_mean"]
+Baseline = Literal[
+    "none", "batch_mean", "group_mean", "leave_one_out", "length_weighted", "greedy", "critic", "runner_up", "subset",
+    "optimal_token",
+]  # fmt: skip
+Scale = Literal["none", "group_std", "batch_std", "group_mean", "subset_std"]
 RatioLevel = Literal["none", "token", "sequence", "sequence_token", "sequence_product"]
 Correction = Literal["none", "truncate", "mask", "sequence_truncate", "sequence_mask", "geometric_mask"]
-SurrogateKind = Literal["none", "clip", "capped", "clip_masked", "soft_gate", "log_clip", "divergence_mask"]
+SurrogateKind = Literal[
+    "none", "clip", "capped", "clip_masked", "soft_gate", "log_clip", "divergence_mask", "gamma_gate", "classify"
+]
 Estimator = Literal["none", "k1", "k2", "k3", "abs"]
 AggregateKind = Literal["response_mean", "token_mean", "prompt_mean", "response_sum", "constant_length"]
 
@@ -36,6 +41,13 @@ class Advantage:
     ddof: 0 population, 1 sample. epsilon: added to every std and to a group mean used as scale. whiten: a second,
     batch-level centring and scaling. combine: how several reward parts become one number.
     rescale_live: multiply by B/(B − M), M responses in groups of equal rewards (GPG's α).
+    transform: what becomes of a group's rewards first: best_of_k, the expected best of the k siblings' subsets that
+    hold the response; pkpo, k times that. k: of them, of the baseline `subset` and of `subset_std`.
+    credit: "outcome", one number a response; "step", rewards with a position, each token taking those that fall at or
+    after it; "turn", the return to go of each turn. pool: what a turn's return is compared with. final: the reward
+    without a position is a term of its own times final_weight, or falls at the last token. discount: γ of turns and of
+    the critic. gae_lambda, gae_lambda_critic: λ of the policy's advantage and of the critic's target; gae_alpha: α of
+    the policy's λ = 1 − 1/(α L) in its place, 0 is off.
     """
 
     baseline: Baseline = "group_mean"
@@ -46,6 +58,16 @@ class Advantage:
     whiten: Literal["none", "sequences", "tokens"] = "none"
     combine: Literal["sum_then_normalise", "normalise_then_sum"] = "sum_then_normalise"
     rescale_live: bool = False
+    transform: Literal["none", "best_of_k", "pkpo"] = "none"
+    k: int = 0
+    credit: Literal["outcome", "step", "turn"] = "outcome"
+    pool: Literal["group", "turn_index"] = "group"
+    final: Literal["beside", "in_return"] = "beside"
+    final_weight: float = 1.0
+    discount: float = 1.0
+    gae_lambda: float = 1.0
+    gae_lambda_critic: float = 1.0
+    gae_alpha: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -75,6 +97,8 @@ class Surrogate:
     soft_gate: (4/τ) σ(τ (r − 1)) A, τ by the sign of A. log_clip: geometric mean of token ratios clipped at
     |log r| ≤ low/high on the side that A pushes. divergence_mask: r A, dropped where the step would push a token
     further than `threshold` (binary tv or kl divergence) from the anchor; gradient weight at most cap. 0 is off.
+    gamma_gate: sg(e^λ r^k e^−λr) A log π, k and λ by the sign of A. classify: siblings told apart as right or wrong by
+    their mean log-ratios over tau. demonstrations: "shaped" gives tokens that a teacher wrote π/(π + gamma) · A.
     """
 
     kind: SurrogateKind = "clip"
@@ -88,6 +112,13 @@ class Surrogate:
     tau_negative: float = 0.0
     divergence: Literal["none", "tv", "kl"] = "none"
     threshold: float = 0.0
+    k_positive: float = 0.0
+    k_negative: float = 0.0
+    lambda_positive: float = 0.0
+    lambda_negative: float = 0.0
+    tau: float = 0.0
+    demonstrations: Literal["same", "shaped"] = "same"
+    gamma: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -97,14 +128,14 @@ class Kl:
     estimator: k1 x; k2 x²/2; k3 e^−x − 1 + x; abs |x|. place: a term of the loss, or part of the reward (computed with
     the anchor). gradient (loss): direct; score (times the token ratio, differentiated through it); weighted (times the
     detached ratio); straight_through (the estimator's value, k2's gradient). reward_form (reward): "sequence" subtracts
-    the sum before the baseline, "to_go" subtracts Σ_{i≥t} from token t after it. clamp: bound on |x| before exp;
-    0 is off.
+    the sum before the baseline, "to_go" subtracts Σ_{i≥t} from token t after it, "token" is part of the reward of each
+    token (with a critic). clamp: bound on |x| before exp; 0 is off.
     """
 
     estimator: Estimator = "k3"
     place: Literal["loss", "reward"] = "loss"
     gradient: Literal["direct", "score", "weighted", "straight_through"] = "direct"
-    reward_form: Literal["sequence", "to_go"] = "sequence"
+    reward_form: Literal["sequence", "to_go", "token"] = "sequence"
     coefficient: float = 0.04
     clamp: float = 0.0
 
@@ -118,7 +149,8 @@ class Aggregate:
     C = length.
     count_masked: does a fully masked response, or a masked token of a truncated one, stay in the denominator.
     count_dead: does a dropped dead group stay in the denominator. count_corrected: does a token that the correction
-    masked stay in it.
+    masked stay in it. shared: a token that several branches share is drawn once and trained once, with the weight of
+    one branch ("once") or of all of them ("each").
     """
 
     kind: AggregateKind = "response_mean"
@@ -126,6 +158,7 @@ class Aggregate:
     count_masked: bool = False
     count_dead: bool = False
     count_corrected: bool = True
+    shared: Literal["once", "each"] = "once"
 
 
 @dataclass(frozen=True)
@@ -137,6 +170,10 @@ class Selection:
     exclude_from_baseline (it leaves loss and statistics); soft_penalty (DAPO eq. 13 with overlong_max, overlong_cache).
     entropy_top: share of the tokens with the highest anchor entropy that keep their policy term. off_policy_mask: δ;
     drops the policy term of a response with A < 0 and mean_t(log π_anchor − log π) > δ; 0 is off.
+    entropy_over: what that share is of, the batch or each response. covariance, of centred log π and A: "clip" drops
+    the policy term of a share of the tokens that have it in [covariance_low, covariance_high]; "kl" adds
+    covariance_coefficient · |log r| to the share of tokens that have most of it. correct: raw metric from which a
+    response counts as right, for `terms.imitation` and surrogate `classify`.
     """
 
     dead: Literal["keep", "drop", "refill", "grow"] = "keep"
@@ -145,11 +182,34 @@ class Selection:
     overlong_cache: int = 0
     entropy_top: float = 1.0
     off_policy_mask: float = 0.0
+    entropy_over: Literal["batch", "response"] = "batch"
+    covariance: Literal["none", "clip", "kl"] = "none"
+    covariance_share: float = 0.0
+    covariance_low: float = 0.0
+    covariance_high: float = math.inf
+    covariance_coefficient: float = 0.0
+    correct: float = 1.0
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What stands beside the policy term and the KL.
+
+    entropy: η of a bonus on the entropy of every loss token, with the token's weight. entropy_target: nats; η is then
+    in force only while the batch's mean entropy is at most the target, and moves by entropy_step a training step, up
+    below the target and down above it, never below 0. imitation: μ of the mean −log π over the tokens of right
+    responses.
+    """
+
+    entropy: float = 0.0
+    entropy_target: float = 0.0
+    entropy_step: float = 0.0
+    imitation: float = 0.0
 
 
 @dataclass(frozen=True)
 class Objective:
-    """Six axes. The default is the preset `grpo`."""
+    """Seven axes. The default is the preset `grpo`."""
 
     advantage: Advantage = field(default_factory=Advantage)
     ratio: Ratio = field(default_factory=Ratio)
@@ -157,6 +217,7 @@ class Objective:
     kl: Kl = field(default_factory=Kl)
     aggregate: Aggregate = field(default_factory=Aggregate)
     selection: Selection = field(default_factory=Selection)
+    terms: Terms = field(default_factory=Terms)
 
     @property
     def kl_in_loss(self) -> bool:
@@ -167,6 +228,21 @@ class Objective:
     def needs_reference(self) -> bool:
         """True when reference log-probabilities enter the loss or the reward."""
         return self.kl.estimator != "none"
+
+    @property
+    def entropy_in_loss(self) -> bool:
+        """True when the loss has an entropy term."""
+        return self.terms.entropy > 0 or self.terms.entropy_target > 0
+
+    @property
+    def needs_fresh(self) -> bool:
+        """True when the policy's own log-probabilities, as they are at an update, decide what a token brings to it."""
+        return self.selection.covariance != "none" or self.surrogate.kind == "classify"
+
+    @property
+    def needs_critic(self) -> bool:
+        """True when a value model is trained beside the policy."""
+        return self.advantage.baseline == "critic"
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
         """Every field, defaults included; an infinite bound is the string "inf" so that JSON stays strict."""
@@ -184,6 +260,7 @@ AXES: dict[str, type[Any]] = {
     "kl": Kl,
     "aggregate": Aggregate,
     "selection": Selection,
+    "terms": Terms,
 }
 
 

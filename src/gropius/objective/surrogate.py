@@ -21,7 +21,8 @@ class Inputs:
     """What a surrogate may look at; all [_L], masked positions already replaced by 0.
 
     logprobs: log π (differentiable). log_ratio: at the declared level (differentiable where the level is). anchor:
-    log π_anchor. advantage: a constant. ratio_is_one: no ratio was declared, the term is A log π.
+    log π_anchor. advantage: a constant. ratio_is_one: no ratio was declared, the term is A log π. offset: the constant
+    of `classify`.
     """
 
     logprobs: Tensor
@@ -30,6 +31,7 @@ class Inputs:
     advantage: Tensor
     segments: Segments
     ratio_is_one: bool
+    offset: Tensor | None = None
 
 
 Term = tuple[Tensor, Tensor]
@@ -137,6 +139,40 @@ def divergence_mask(axis: Surrogate, inputs: Inputs) -> Term:
     return weight * inputs.advantage * (1 + inputs.logprobs - inputs.logprobs.detach()), flat
 
 
+def gamma_gate(axis: Surrogate, inputs: Inputs) -> Term:
+    """sg(e^λ W^k e^(−λW)) A log π, W the ratio; (k, λ) by the sign of A (0 takes the negative ones). At W = 1 it is 1.
+
+    A smooth weight that falls to 0 on both sides of its peak at W = k/λ. Source: VESPO 2602.10693.
+    """
+    positive = inputs.advantage > 0
+    log_w = inputs.log_ratio.detach()
+    k = _by_sign(positive, axis.k_positive, axis.k_negative, log_w)
+    rate = _by_sign(positive, axis.lambda_positive, axis.lambda_negative, log_w)
+    weight = (rate + k * log_w - rate * log_w.clamp(max=GATE_SATURATED).exp()).exp()
+    return weight * inputs.advantage * inputs.logprobs, _never(inputs)
+
+
+def classify(axis: Surrogate, inputs: Inputs) -> Term:
+    """value + A (log π − sg log π): a loss over whole groups at the policy as it is, made by `objective.classify`.
+
+    Source: REAL 2602.05630.
+    """
+    offset = torch.zeros_like(inputs.logprobs) if inputs.offset is None else inputs.offset
+    return offset + inputs.advantage * (inputs.logprobs - inputs.logprobs.detach()), _never(inputs)
+
+
+def for_demonstrations(axis: Surrogate, inputs: Inputs, demonstration: Tensor, own: Term) -> Term:
+    """[_L] the term of `own` at sampled tokens; at a teacher's, π/(π + γ) A, where `demonstrations` is shaped.
+
+    Its gradient is largest where the policy finds the teacher's token unlikely. Source: LUFFY 2504.14945 eq. 8.
+    """
+    if axis.demonstrations == "same":
+        return own
+    probability = inputs.logprobs.exp()
+    shaped = inputs.advantage * probability / (probability + axis.gamma)
+    return torch.where(demonstration, shaped, own[0]), own[1] & ~demonstration
+
+
 def _binary_tv(anchor: Tensor, policy: Tensor) -> Tensor:
     return (policy.exp() - anchor.exp()).abs()
 
@@ -158,4 +194,6 @@ SURROGATES: dict[str, Callable[[Surrogate, Inputs], Term]] = {
     "soft_gate": soft_gate,
     "log_clip": log_clip,
     "divergence_mask": divergence_mask,
+    "gamma_gate": gamma_gate,
+    "classify": classify,
 }

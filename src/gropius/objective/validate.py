@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from gropius.errors import ObjectiveError
+from gropius.objective import refusals
 from gropius.objective.spec import Objective
 
 GROUP_BASELINES = ("group_mean", "leave_one_out", "length_weighted")
-RATIO_SURROGATES = ("clip", "capped", "clip_masked", "soft_gate", "log_clip", "divergence_mask")
+RATIO_SURROGATES = ("clip", "capped", "clip_masked", "soft_gate", "log_clip", "divergence_mask", "gamma_gate")
 
 _Rule = tuple[Callable[[Objective], bool], str]
 
@@ -21,6 +22,7 @@ _Rule = tuple[Callable[[Objective], bool], str]
 FINITE = (
     "advantage.epsilon", "surrogate.low", "surrogate.dual", "surrogate.ceiling", "surrogate.tau_positive",
     "surrogate.tau_negative", "surrogate.threshold", "kl.coefficient", "kl.clamp", "selection.off_policy_mask",
+    *refusals.FINITE,
 )  # fmt: skip
 
 
@@ -35,11 +37,6 @@ def field_value(objective: Objective, name: str) -> Any:
 
 
 CONTRADICTIONS: tuple[_Rule, ...] = (
-    (
-        lambda o: o.advantage.baseline == "critic",
-        'advantage.baseline = "critic" needs a value model, which does not exist yet; '
-        'write "group_mean", or supply advantages yourself with baseline = "none"',
-    ),
     (
         lambda o: o.advantage.scale == "group_mean" and o.advantage.baseline not in ("group_mean", "none"),
         'advantage.scale = "group_mean" divides by the mean that is subtracted; '
@@ -165,6 +162,7 @@ CONTRADICTIONS: tuple[_Rule, ...] = (
         lambda o: o.selection.off_policy_mask < 0,
         "selection.off_policy_mask is a bound and cannot be negative; 0 is off",
     ),
+    *refusals.CONTRADICTIONS,
 )
 
 # key → (has an effect?, what it needs). A key that a person wrote and that has no effect is refused.
@@ -213,17 +211,25 @@ EFFECTS: dict[str, _Rule] = {
         lambda o: o.selection.truncated == "soft_penalty",
         'selection.truncated = "soft_penalty"',
     ),
+    **refusals.EFFECTS,
 }
 
 
 _DEFAULT = Objective()
+ONE_IS_OFF = (
+    "advantage.discount",
+    "advantage.final_weight",
+    "advantage.gae_lambda",
+    "advantage.gae_lambda_critic",
+    "selection.correct",
+)
 
 
 def _asks_nothing(name: str, value: Any) -> bool:
     """True for the value that switches a feature off, and for the default of a choice or a flag."""
     if isinstance(value, str | bool):
         return value in ("none", field_value(_DEFAULT, name))
-    return value in (0, math.inf)
+    return value in (0, math.inf) or (name in ONE_IS_OFF and value == 1.0)
 
 
 def check(objective: Objective, explicit: Iterable[str] = ()) -> None:

@@ -32,20 +32,26 @@ def tiny_parameters(shape: TinyTable, vocabulary: int) -> int:
     return vocabulary * hidden + shape.layers * layer + hidden
 
 
-def training_bytes(parameters: int, *, reference: bool) -> int:
+def training_bytes(parameters: int, *, reference: bool, critic: bool = False) -> int:
     """The least that training holds: weights, gradients, both AdamW moments, and the reference if there is one.
 
-    Activations come on top; they depend on `train.pack_tokens`.
+    critic: on a trunk of its own, which has all of these too. Activations come on top; they depend on
+    `train.pack_tokens`.
 
     >>> training_bytes(1_000, reference=False)
     16000
     """
-    return parameters * BYTES_PER_VALUE * (5 if reference else 4)
+    return parameters * BYTES_PER_VALUE * ((5 if reference else 4) + (4 if critic else 0))
 
 
-def checkpoint_bytes(parameters: int, *, reference: bool) -> int:
-    """One checkpoint: the weights, both AdamW moments, and the reference if there is one."""
-    return parameters * BYTES_PER_VALUE * (4 if reference else 3)
+def checkpoint_bytes(parameters: int, *, reference: bool, critic: bool = False) -> int:
+    """One checkpoint: the weights, both AdamW moments, the reference and a critic's own trunk, if there is one."""
+    return parameters * BYTES_PER_VALUE * ((4 if reference else 3) + (3 if critic else 0))
+
+
+def own_critic(resolved: Resolved) -> bool:
+    """True when a critic is trained on a trunk of its own."""
+    return resolved.objective.needs_critic and resolved.critic.trunk == "own"
 
 
 def refuse_what_cannot_fit(resolved: Resolved, parameters: int, machine: Machine) -> None:
@@ -54,15 +60,17 @@ def refuse_what_cannot_fit(resolved: Resolved, parameters: int, machine: Machine
     One checkpoint more than is kept lies on the disk while the oldest is not yet deleted.
     Errors: RecipeError with the estimate and what to write instead.
     """
-    needed = training_bytes(parameters, reference=resolved.derived.needs_reference)
+    has = {"reference": resolved.derived.needs_reference, "critic": own_critic(resolved)}
+    needed = training_bytes(parameters, **has)
     if needed > machine.memory_bytes:
         raise RecipeError(
             f"model.source: {parameters:,} parameters need at least {_size(needed)} to train "
-            f"(weights, gradients, two moments{', reference' if resolved.derived.needs_reference else ''}), and there "
+            f"(weights, gradients, two moments{', reference' if has['reference'] else ''}"
+            f"{', a critic of its own' if has['critic'] else ''}), and there "
             f"are {_size(machine.memory_bytes)}; choose a smaller model"
         )
     kept = resolved.checkpoint.keep_last + 1 if resolved.checkpoint.every else int(resolved.checkpoint.final)
-    needed = kept * checkpoint_bytes(parameters, reference=resolved.derived.needs_reference)
+    needed = kept * checkpoint_bytes(parameters, **has)
     if needed > machine.disk_free_bytes:
         raise RecipeError(
             f"checkpoint.keep_last: {kept} checkpoints of {parameters:,} parameters need {_size(needed)}, and "

@@ -22,6 +22,7 @@ from gropius.recipe.rules import Draft, broken_rules
 from gropius.recipe.schema import (
     CheckpointTable,
     ClusterTable,
+    CriticTable,
     DataTable,
     DoctorTable,
     EvalTable,
@@ -102,6 +103,7 @@ class Resolved:
     rollout: ResolvedRollout
     objective: Objective
     train: ResolvedTrain
+    critic: CriticTable
     sft: SftTable
     eval: ResolvedEval
     record: RecordTable
@@ -156,7 +158,7 @@ class Resolved:
 
 RECIPE_KEYS = (
     "name", "seed", "out", "model", "data", "void_limit", "reward", "reward_pool", "rollout", "objective", "train",
-    "sft", "eval", "record", "checkpoint", "doctor", "cluster",
+    "critic", "sft", "eval", "record", "checkpoint", "doctor", "cluster",
 )  # fmt: skip
 
 
@@ -308,6 +310,7 @@ def _resolved(draft: Draft, source: Source, preset: str) -> Resolved:
         ),
         objective=draft.objective,
         train=ResolvedTrain(**_with(recipe.train, mismatch_bound=bound or draft.mismatch_bound)),
+        critic=recipe.critic,
         sft=recipe.sft,
         eval=ResolvedEval(
             **_with(

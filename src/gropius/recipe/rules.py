@@ -14,8 +14,8 @@ from gropius.naming import names_a_function
 from gropius.objective.spec import Objective
 from gropius.recipe.schema import TABLES, Recipe, Table
 
-GROUP_BASELINES = ("group_mean", "leave_one_out", "length_weighted")
-GROUP_SCALES = ("group_std", "group_mean")
+GROUP_BASELINES = ("group_mean", "leave_one_out", "length_weighted", "runner_up", "subset")
+GROUP_SCALES = ("group_std", "group_mean", "subset_std")
 # Nats that trainer and sampler may differ on a sampled token before the run stops, by the type of the weights.
 MISMATCH_BOUND = {"float32": 0.01, "float16": 0.5, "bfloat16": 1.0}
 
@@ -53,6 +53,12 @@ class Draft:
         own, rollout = self.recipe.model.dtype, self.recipe.rollout
         engine = own if rollout.engine == "torch" or rollout.vllm.dtype == "auto" else rollout.vllm.dtype
         return max(MISMATCH_BOUND[own], MISMATCH_BOUND[engine])
+
+    @property
+    def reads_sampler(self) -> bool:
+        """True when the sampler's log-probabilities enter the loss."""
+        ratio = self.objective.ratio
+        return ratio.correction != "none" or (ratio.anchor == "sampler" and ratio.level != "none")
 
     @property
     def compares_siblings(self) -> bool:
@@ -237,6 +243,89 @@ CONTRADICTIONS: tuple[Contradiction, ...] = (
         ),
     ),
     Contradiction(
+        "rollout.branches",
+        lambda d: d.recipe.rollout.group_size % d.recipe.rollout.branches != 0,
+        lambda d: (
+            f"{d.recipe.rollout.group_size} siblings do not divide into trunks of {d.recipe.rollout.branches}; "
+            f"write branches = {_divisor(d.recipe.rollout.group_size, d.recipe.rollout.branches)}"
+        ),
+    ),
+    Contradiction(
+        "rollout.branch_at",
+        lambda d: (
+            d.recipe.rollout.branches > 1 and d.recipe.rollout.branch_at == "turn" and d.recipe.rollout.max_turns == 1
+        ),
+        lambda d: 'one turn has no later one to branch before; write branch_at = "token", or max_turns above 1',
+    ),
+    Contradiction(
+        "rollout.stop_strings",
+        lambda d: (
+            d.recipe.rollout.branches > 1
+            and d.recipe.rollout.branch_at == "token"
+            and bool(d.recipe.rollout.stop_strings)
+        ),
+        lambda d: 'a stop string could begin in the trunk and end in a branch; write branch_at = "turn", or remove it',
+    ),
+    Contradiction(
+        "rollout.demonstrations",
+        lambda d: d.recipe.rollout.demonstrations >= d.recipe.rollout.group_size,
+        lambda d: (
+            f"a group of {d.recipe.rollout.group_size} would have no sampled sibling; "
+            f"write demonstrations = 1 or a larger group_size"
+        ),
+    ),
+    Contradiction(
+        "rollout.demonstrations",
+        lambda d: d.recipe.rollout.demonstrations > 0 and (d.recipe.rollout.branches > 1 or d.reads_sampler),
+        lambda d: (
+            "a teacher's tokens have no log-probability under the sampler; write branches = 1, "
+            'objective.ratio.anchor = "snapshot" and objective.ratio.correction = "none"'
+        ),
+    ),
+    Contradiction(
+        "rollout.oversample",
+        lambda d: (
+            d.recipe.rollout.oversample > 1 and (d.recipe.rollout.branches > 1 or d.recipe.rollout.demonstrations > 0)
+        ),
+        lambda d: (
+            "a group with branches or demonstrations is not cut; write oversample = 1.0, or branches = 1 and "
+            "demonstrations = 0"
+        ),
+    ),
+    Contradiction(
+        "rollout.group_schedule.sizes",
+        lambda d: any(size % d.recipe.rollout.branches for size in d.recipe.rollout.group_schedule.sizes),
+        lambda d: f"every size divides into trunks of {d.recipe.rollout.branches}; write multiples of it",
+    ),
+    Contradiction(
+        "critic.epochs",
+        lambda d: (
+            d.objective.needs_critic
+            and d.recipe.critic.trunk == "shared"
+            and d.recipe.critic.coefficient > 0
+            and d.recipe.critic.epochs > 1
+        ),
+        lambda d: (
+            "a value loss in the policy's own gradient has as many passes as the policy; "
+            "write epochs = 1, or coefficient = 0"
+        ),
+    ),
+    Contradiction(
+        "critic.pretrain_steps",
+        lambda d: d.objective.needs_critic and d.recipe.critic.pretrain_steps >= d.recipe.train.steps,
+        lambda d: (
+            f"the policy would never move in train.steps = {d.recipe.train.steps}; write pretrain_steps below that"
+        ),
+    ),
+    Contradiction(
+        "objective.advantage.k",
+        lambda d: d.objective.advantage.k > d.recipe.rollout.group_size,
+        lambda d: (
+            f"the best of {d.objective.advantage.k} needs a group of as many; write rollout.group_size = "
+            f"{2 * d.objective.advantage.k} or a smaller k"
+        ),
+    ),
+    Contradiction(
         "model.tiny.hidden",
         lambda d: d.recipe.model.tiny.hidden % (2 * d.recipe.model.tiny.heads) != 0,
         _tiny_head,
@@ -312,6 +401,8 @@ EFFECTS: tuple[Effect, ...] = (
         lambda d: d.recipe.rollout.group_schedule.dead_share is not None,
         "rollout.group_schedule.dead_share",
     ),
+    Effect("rollout.branch_at", lambda d: d.recipe.rollout.branches > 1, "rollout.branches above 1"),
+    Effect("rollout.branch_choice", lambda d: d.recipe.rollout.branches > 1, "rollout.branches above 1"),
     Effect("rollout.grow_limit", lambda d: d.objective.selection.dead == "grow", 'objective.selection.dead = "grow"'),
     Effect(
         "train.reference_refresh",
@@ -320,6 +411,11 @@ EFFECTS: tuple[Effect, ...] = (
     ),
     Effect(
         "train.final_ratio", lambda d: d.recipe.train.schedule != "constant", 'train.schedule = "linear" or "cosine"'
+    ),
+    Effect("critic.", lambda d: d.objective.needs_critic, 'objective.advantage.baseline = "critic"'),
+    Effect("critic.coefficient", lambda d: d.recipe.critic.trunk == "shared", 'critic.trunk = "shared"'),
+    Effect(
+        "critic.final_ratio", lambda d: d.recipe.critic.schedule != "constant", 'critic.schedule = "linear" or "cosine"'
     ),
     Effect("sft.final_ratio", lambda d: d.recipe.sft.schedule != "constant", 'sft.schedule = "linear" or "cosine"'),
     Effect("sft.", lambda d: d.recipe.sft.steps > 0 or "sft.steps" in d.explicit, "sft.steps above 0"),

@@ -174,6 +174,10 @@ class RolloutTable(Table):
     max_turns: Count = Field(1, description="model turns in an episode at most; more than 1 needs an environment")
     max_episode_tokens: Count | None = Field(None, description="tokens after the prompt, the environment's included")
     token_budget: Count | None = Field(None, description="tokens that the engine holds in its cache at once")
+    branches: Count = Field(1, description="siblings that share a trunk, itself among them; 1 = all on their own")
+    branch_at: Literal["turn", "token"] = Field("turn", description="what a branch leaves its trunk before")
+    branch_choice: Literal["random", "surprising"] = Field("random", description="which turn or token of the trunk")
+    demonstrations: CountOrZero = Field(0, description="siblings of a group that are the task's own solution")
     refill_attempts: Count = Field(4, description="further batches drawn at most to replace dead groups")
     grow_limit: Count | None = Field(None, description="siblings at most of an all-failed group that is grown")
     vllm: VllmTable = VllmTable()
@@ -207,6 +211,23 @@ class TrainTable(Table):
     max_time_s: NotNegative = Field(0.0, description="stop at the next step after so many seconds; 0 is off")
     deadline_s: NotNegative = Field(1800.0, description="halt when engine and reward are silent so long; 0 is off")
     threads: CountOrZero = Field(0, description="CPU threads; 0 = as many as there are cores")
+
+
+class CriticTable(Table):
+    """`[critic]`: the value model that `objective.advantage.baseline = "critic"` trains beside the policy."""
+
+    trunk: Literal["own", "shared"] = Field("own", description="a model of its own, or a head on the policy's trunk")
+    coefficient: NotNegative = Field(0.0, description="of the value loss in a shared trunk's gradient; 0 = not felt")
+    learning_rate: Positive = Field(1e-5, description="peak learning rate of the critic's AdamW")
+    warmup_steps: CountOrZero = Field(0, description="steps of linear warm-up from 0")
+    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="after the warm-up")
+    final_ratio: Share = Field(0.0, description="last learning rate as a share of the peak (linear, cosine)")
+    weight_decay: NotNegative = Field(0.0, description="decoupled weight decay")
+    grad_clip: NotNegative = Field(1.0, description="bound on the gradient's norm; 0 is off")
+    value_clip: NotNegative = Field(0.0, description="bound on how far a value moves in one batch; 0 is off")
+    huber: NotNegative = Field(0.0, description="error from which the value loss is linear; 0 = square everywhere")
+    epochs: Count = Field(1, description="passes of the critic over each optimiser batch")
+    pretrain_steps: CountOrZero = Field(0, description="first steps in which only the critic is trained")
 
 
 class SftTable(Table):
@@ -287,8 +308,9 @@ class Recipe(Table):
     reward: Annotated[tuple[RewardTable, ...], BeforeValidator(_as_tuple)] = ()
     reward_pool: RewardPoolTable = RewardPoolTable()
     rollout: RolloutTable = RolloutTable()
-    objective: dict[str, Any] = Field({}, description="preset and the six axes")
+    objective: dict[str, Any] = Field({}, description="preset and the seven axes")
     train: TrainTable = TrainTable()
+    critic: CriticTable = CriticTable()
     sft: SftTable = SftTable()
     eval: EvalTable = EvalTable()
     record: RecordTable = RecordTable()
@@ -329,6 +351,7 @@ TABLES: dict[tuple[str, ...], type[Table]] = {
     ("rollout", "vllm"): VllmTable,
     ("rollout", "group_schedule"): GroupScheduleTable,
     ("train",): TrainTable,
+    ("critic",): CriticTable,
     ("sft",): SftTable,
     ("eval",): EvalTable,
     ("record",): RecordTable,

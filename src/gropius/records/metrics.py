@@ -21,7 +21,7 @@ Number = float | int | None
 class Metric:
     """One metric. unit: of the value. made_by: the records alone, training, or evaluation.
 
-    timing: a clock reading, the only kind that may differ between two equal runs.
+    timing: a reading of the clock or the machine, the only kind that may differ between two equal runs.
     """
 
     unit: str
@@ -129,14 +129,15 @@ def _lengths(records: Sequence[ResponseRecord]) -> dict[str, Number]:
 
 
 def _tokens(records: Sequence[ResponseRecord], before: int) -> dict[str, Number]:
-    sampled = sum(record.tokens for record in records)
-    trained = sum(record.tokens for record in records if not record.skipped)
+    sampled = sum(record.drawn_tokens for record in records)
+    trained = sum(record.own_tokens for record in records if not record.skipped)
     rows = [len(record.prompt_ids) + len(record.response_ids) for record in records]
     skipped_rows = sum(row for row, record in zip(rows, records, strict=True) if record.skipped)
     return {
         "tokens_sampled": sampled,
         "tokens_trained": trained,
-        "tokens_skipped": sampled - trained,
+        "tokens_shared": sum(record.tokens - record.own_tokens for record in records),
+        "tokens_skipped": sum(record.drawn_tokens for record in records if record.skipped),
         "skipped_compute": skipped_rows / sum(rows) if sum(rows) else None,
         "num_tokens": before + sum(rows),
     }
@@ -198,6 +199,7 @@ METRICS: dict[str, Metric] = {
         "tokens", "tokens that the model wrote: of complete groups and, up to the cut, of aborted ones"
     ),
     "tokens_trained": Metric("tokens", "those in responses that were run forward and backward"),
+    "tokens_shared": Metric("tokens", "those that branches took over from a sibling: not sampled again"),
     "tokens_skipped": Metric("tokens", "those in responses that could not move the policy and were not run"),
     "responses": Metric("responses", "of complete groups, greedy ones included", "train"),
     "responses_per_informative": Metric(
@@ -226,6 +228,17 @@ METRICS: dict[str, Metric] = {
     "sampling/sampling_logp_difference/max": Metric("nats", "largest |trainer − sampler| at the first pass", "train"),
     "updates": Metric("updates", "optimiser steps of this step", "train"),
     "updates_skipped": Metric("updates", "optimiser steps left out because a number was not finite", "train"),
+    "critic/loss": Metric("loss", "the critic's value loss at its last pass, before that pass moved it", "train"),
+    "critic/explained_variance": Metric("1", "1 − Var(return − value) / Var(return) over trained tokens", "train"),
+    "critic/clip_fraction": Metric("share of tokens", "tokens in the clipped branch of the value loss", "train"),
+    "critic/grad_norm": Metric("norm", "the critic's gradient norm before clipping", "train"),
+    "critic/learning_rate": Metric("1", "learning rate of the critic's last step", "train"),
+    "entropy_bonus": Metric("1", "entropy coefficient in force, where a target moves it", "train"),
+    "memory/optimiser_bytes": Metric("bytes", "moments of every optimiser, a critic's included", "train"),
+    "memory/weight_bytes": Metric("bytes", "weights of policy, critic and reference, shared ones once", "train"),
+    "memory/gradient_bytes": Metric("bytes", "gradients of what is trained", "train"),
+    "memory/peak_bytes": Metric("bytes", "the most memory so far, of the GPU or the process", "train", timing=True),
+    "cpu_time_s": Metric("s", "processor time of the step, all threads of the process", "train", timing=True),
     "step_time": Metric("s", "wall time of the step", "train", timing=True),
     "sampling_time_s": Metric("s", "wall time of drawing responses", "train", timing=True),
     "scoring_time_s": Metric("s", "wall time of scoring them", "train", timing=True),

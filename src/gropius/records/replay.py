@@ -5,6 +5,7 @@ What comes out is the structure that `gropius explain` reads, so a logged loss c
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gropius.errors import RunFolderError
+from gropius.objective.spec import Objective
 from gropius.records.schema import GREEDY_MEMBER, NEVER_TRAINED, ResponseRecord
 
 
@@ -44,6 +46,14 @@ def batches(
     return out
 
 
+def in_force(objective: Objective, entropy_bonus: float | None) -> Objective:
+    """The objective as it was in a step: with the entropy coefficient that a target had moved by then."""
+    if entropy_bonus is None:
+        return objective
+    terms = dataclasses.replace(objective.terms, entropy=entropy_bonus, entropy_target=0.0, entropy_step=0.0)
+    return dataclasses.replace(objective, terms=terms)
+
+
 def _response(record: ResponseRecord, part_weights: Mapping[str, float] | None, *, fixed: bool) -> dict[str, Any]:
     if record.sampler is None:
         raise RunFolderError(
@@ -64,10 +74,26 @@ def _response(record: ResponseRecord, part_weights: Mapping[str, float] | None, 
     }
     row["reference"] = _or(record.reference, np.asarray(row["policy"]))
     row["entropy"] = _or(record.entropy, np.zeros(len(record.response_ids)))
+    for name in ("values", "energy", "policy_entropy"):
+        if (values := getattr(record, name)) is not None:
+            row[name] = values.tolist()
+    row |= _positions(record, part_weights)
     if fixed and record.advantage is not None:
         tokens = record.token_advantages
         row["advantage"] = record.advantage if tokens is None else tokens.tolist()
     return row
+
+
+def _positions(record: ResponseRecord, part_weights: Mapping[str, float] | None) -> dict[str, Any]:
+    """Rewards with a position, branches and demonstrations, where the record has them."""
+    row: dict[str, Any] = {}
+    if record.steps and record.final is not None and not part_weights:
+        row |= {"reward": record.final, "steps": [[step.token, step.score] for step in record.steps]}
+    if record.origin is not None:
+        row["origin"] = [int(member) for member in record.origin]
+    if record.demonstration:
+        row["demonstration"] = True
+    return row | {"member": record.member}
 
 
 def _reward(record: ResponseRecord, part_weights: Mapping[str, float] | None) -> float | dict[str, float] | None:

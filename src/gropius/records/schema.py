@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from gropius.types import Episode, Group, Outcome, Status
+from gropius.types import Episode, Group, Outcome, Place, Status, Step
 
 Array = NDArray[np.float64]
 
@@ -27,6 +27,7 @@ NEVER_TRAINED = -1
 _TOKENS = pa.list_(pa.int32())
 _LOGPROBS = pa.list_(pa.float32())
 _FLOATS = pa.list_(pa.float64())
+_STEP = pa.struct([("token", pa.int32()), ("score", pa.float64()), ("part", pa.string()), ("note", pa.string())])
 _PART = pa.struct([("value", pa.float64()), ("status", pa.string()), ("reason", pa.string())])
 
 ROLLOUT_SCHEMA: pa.Schema = pa.schema(
@@ -68,15 +69,28 @@ ROLLOUT_SCHEMA: pa.Schema = pa.schema(
         pa.field("entropy", _LOGPROBS),
         pa.field("weight", _FLOATS),
         pa.field("contribution", _FLOATS),
+        pa.field("steps", pa.list_(_STEP)),
+        pa.field("final", pa.float64()),
+        pa.field("origin", _TOKENS),
+        pa.field("demonstration", pa.bool_()),
+        pa.field("values", _FLOATS),
+        pa.field("returns", _FLOATS),
+        pa.field("energy", _FLOATS),
+        pa.field("policy_entropy", _FLOATS),
+        pa.field("imitation", _FLOATS),
     ]
 )
 ROW_GROUP_ROWS, ROW_GROUP_TOKENS = 64, 1 << 18
 # Columns whose values repeat. A dictionary of log-probabilities costs time and room, as no two are the same.
 REPEATED = ["group_id", "task_key", "status", "reason", "state", "finish_reason", "weight_digest", "prompt_text"]
-LATER = ("versions",)
+LATER = (
+    "versions", "steps", "final", "origin", "demonstration", "values", "returns", "energy", "policy_entropy",
+    "imitation",
+)  # fmt: skip
 _SURROGATE = re.compile("[\ud800-\udfff]")
 TOKEN_LISTS = (
     "token_advantages", "sampler", "drawn", "anchor", "policy", "reference", "entropy", "weight", "contribution",
+    "origin", "values", "returns", "energy", "policy_entropy", "imitation",
 )  # fmt: skip
 
 
@@ -88,7 +102,9 @@ class Trained:
     tokens of one response differ. skipped: never run forward. update: which optimiser step of the batch it was weighed
     in first, counted from 0, skipped or not; NEVER_TRAINED when it was thrown away before. anchor, policy, reference:
     log-probabilities, policy at that first update. entropy: nats. weight: of the token in the loss. contribution: what
-    the token added to the loss.
+    the token added to the loss. values, returns: what a critic said and should have said. energy: of the optimal token
+    baseline. policy_entropy: nats, at the first update, where the loss has an entropy term. imitation: weight of
+    −log π.
     """
 
     state: str
@@ -102,6 +118,11 @@ class Trained:
     entropy: NDArray[Any] | None = None
     weight: Array | None = None
     contribution: Array | None = None
+    values: NDArray[Any] | None = None
+    returns: NDArray[Any] | None = None
+    energy: NDArray[Any] | None = None
+    policy_entropy: NDArray[Any] | None = None
+    imitation: NDArray[Any] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +131,9 @@ class ResponseRecord:
 
     member: GREEDY_MEMBER for the greedy response of a baseline, which is never trained. messages: JSON. status, reward,
     reason: of the outcome; all absent while unscored. versions: of the policy that drew each token, where several steps
-    did (0 at the environment's); else None. duplicate: an earlier sibling has the same ids.
+    did (0 at the environment's); else None. duplicate: an earlier sibling has the same ids. steps: weighted scores with
+    a position; final: the reward without them. origin: the member that drew each token, where siblings branch.
+    demonstration: a teacher wrote it.
     """
 
     step: int
@@ -150,11 +173,30 @@ class ResponseRecord:
     weight: NDArray[Any] | None
     contribution: NDArray[Any] | None
     versions: NDArray[np.int64] | None = None
+    steps: tuple[Step, ...] = ()
+    final: float | None = None
+    origin: NDArray[Any] | None = None
+    demonstration: bool = False
+    values: NDArray[Any] | None = None
+    returns: NDArray[Any] | None = None
+    energy: NDArray[Any] | None = None
+    policy_entropy: NDArray[Any] | None = None
+    imitation: NDArray[Any] | None = None
 
     @property
     def tokens(self) -> int:
         """Tokens that the model wrote."""
         return int(self.loss_mask.sum())
+
+    @property
+    def own_tokens(self) -> int:
+        """Tokens of the model that no other branch of the group drew."""
+        return self.tokens if self.origin is None else int((self.loss_mask & (self.origin == self.member)).sum())
+
+    @property
+    def drawn_tokens(self) -> int:
+        """Tokens that were sampled for this response: without those of another branch or of a teacher."""
+        return 0 if self.demonstration else self.own_tokens
 
 
 def clean_text(text: str) -> str:
@@ -222,6 +264,10 @@ def _record(step: int, episode: Episode, where: tuple[int, bool, str], added: Tr
         scoring_time_s=episode.scoring_time_s,
         sampler=episode.sampler_logprobs,
         drawn=episode.drawn_logprobs,
+        steps=verdict.steps if verdict else (),
+        final=verdict.final if verdict and verdict.steps else None,
+        origin=episode.origin,
+        demonstration=episode.demonstration,
         **{field.name: getattr(added, field.name) for field in dataclasses.fields(Trained)},
     )
 
@@ -264,6 +310,11 @@ def _check_lengths(record: ResponseRecord) -> None:
 def _storable(value: Any) -> Any:
     if isinstance(value, str):
         return clean_text(value)
+    if isinstance(value, tuple):
+        return [
+            {"token": s.token, "score": s.score, "part": clean_text(s.part), "note": clean_text(s.place.note)}
+            for s in value
+        ] or None
     if isinstance(value, Mapping):
         return [
             (clean_text(name), {"value": part.value, "status": part.status, "reason": clean_text(part.reason)})
@@ -282,10 +333,17 @@ def from_table(table: pa.Table) -> list[ResponseRecord]:
     arrays = {name for name, kind in zip(ROLLOUT_SCHEMA.names, ROLLOUT_SCHEMA.types, strict=True) if _is_list(kind)}
     records = []
     for row in range(table.num_rows):
-        values: dict[str, Any] = dict.fromkeys(older)
+        values: dict[str, Any] = {}
         for name, column in columns.items():
             cell = column[row]
-            if name in arrays:
+            if name == "steps":
+                values[name] = tuple(
+                    Step(s["score"], s["part"], Place(s["score"], note=s["note"]), s["token"])
+                    for s in cell.as_py() or []
+                )
+            elif name == "demonstration":
+                values[name] = bool(cell.as_py())
+            elif name in arrays:
                 values[name] = _array(cell)
             elif name == "parts":
                 values[name] = {key: Outcome(p["status"], p["value"], p["reason"]) for key, p in cell.as_py() or []}

@@ -15,7 +15,7 @@ from typing import Any
 
 from gropius.errors import RecipeError, did_you_mean
 from gropius.naming import check_options, names_a_function
-from gropius.rewards import groupwise, own, text
+from gropius.rewards import groupwise, own, process, text
 from gropius.rewards.base import (
     BatchedReward,
     InProcessScorer,
@@ -252,6 +252,8 @@ REWARDS: dict[str, Callable[..., Callable[[Episode], Any] | BatchedReward]] = {
     "remote": remote,
     "diversity": groupwise.diversity,
     "brevity": groupwise.brevity,
+    "arithmetic_steps": process.arithmetic_steps,
+    "guess_progress": process.guess_progress,
 }
 
 METRICS: dict[str, Metric] = {

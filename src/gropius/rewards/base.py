@@ -17,7 +17,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from gropius.errors import RewardError
-from gropius.types import Episode, Outcome, Verdict, rejected, scored, void
+from gropius.rewards.places import require_places
+from gropius.types import Episode, Outcome, Step, Verdict, rejected, scored, void
 
 Reward = Callable[[Episode], Outcome]
 Metric = Callable[[Episode, Outcome], "float | None"]
@@ -190,6 +191,7 @@ class InProcessScorer:
                 return rejected(returned.reason, self.floor if part.floor is None else part.floor), None
             if returned.status == "scored":
                 _require_in_range(part, episode, float(returned.value or 0.0))
+            require_places(part, episode, returned)
             return returned, None
         if isinstance(returned, (bool, np.bool_)) or not isinstance(returned, (int, float, np.integer, np.floating)):
             raise RewardError(
@@ -260,13 +262,19 @@ def weigh(parts: Sequence[RewardPart], episode: Episode, outcomes: Mapping[str, 
         return Verdict(void("; ".join(reasons) or NOTHING_APPLIES), outcomes, None)
     counted = [(weights[name], outcome) for name, outcome in outcomes.items() if outcome.status != "void"]
     total = sum(weight * float(outcome.value or 0.0) for weight, outcome in counted)
+    final = sum(weight * float(outcome.value or 0.0) for weight, outcome in counted if not outcome.places)
     if not math.isfinite(total):
         raise RewardError(f"the weighted sum of the rewards is {total} for {_whose(episode)}; use smaller weights")
     status: Literal["scored", "rejected"] = "scored"
     deciding = [outcome for weight, outcome in counted if weight != 0] or [outcome for _, outcome in counted]
     if deciding and all(outcome.status == "rejected" for outcome in deciding):
         status = "rejected"
-    return Verdict(Outcome(status, total, "; ".join(reasons)), outcomes, raw)
+    steps = tuple(
+        Step(weights[name] * place.score, name, place)
+        for name, outcome in outcomes.items()
+        for place in (outcome.places if outcome.status != "void" else ())
+    )
+    return Verdict(Outcome(status, total, "; ".join(reasons)), outcomes, raw, steps, final)
 
 
 def described(parts: Sequence[RewardPart]) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from typing import Any, Literal, cast
 from gropius.errors import RewardError
 from gropius.rewards.base import NOTHING_APPLIES, Memory
 from gropius.rewards.worker import Worker, WorkerLost
-from gropius.types import Episode, Outcome, Status, Verdict, void
+from gropius.types import Episode, Outcome, Place, Status, Verdict, void
 
 FAULTS_IN_A_ROW = 64
 
@@ -206,10 +206,17 @@ def _faults(answer: Mapping[str, Any]) -> int:
 
 
 def _outcome(row: Sequence[Any]) -> Outcome:
-    status, value, reason = row
+    status, value, reason, places = row
     if status not in ("scored", "rejected", "void"):
         raise ValueError(f"status {ascii(status)[:40]}")
-    return Outcome(cast("Status", status), _number(value), str(reason))
+    return Outcome(cast("Status", status), _number(value), str(reason), tuple(map(_place, places)))
+
+
+def _place(row: Sequence[Any]) -> Place:
+    score, turn, characters, note = row
+    if any(isinstance(n, bool) or not isinstance(n, int) for n in (turn, characters or 0)):
+        raise ValueError(f"place {ascii(row)[:60]}")
+    return Place(float(_number(score) or 0.0), turn, characters, str(note))
 
 
 def _number(value: Any) -> float | None:

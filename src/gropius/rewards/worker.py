@@ -194,7 +194,8 @@ def _judge(scorer: InProcessScorer, episodes: Sequence[Episode]) -> dict[str, An
 
 def _plain(verdict: Verdict) -> dict[str, Any]:
     def row(outcome: Outcome) -> list[Any]:
-        return [outcome.status, outcome.value, outcome.reason[:2000]]
+        places = [[float(p.score), p.turn, p.characters, p.note[:200]] for p in outcome.places]
+        return [outcome.status, outcome.value, outcome.reason[:2000], places]
 
     raw = None if verdict.raw is None else float(verdict.raw)
     return {"outcome": row(verdict.outcome), "parts": {k: row(o) for k, o in verdict.parts.items()}, "raw": raw}

@@ -17,6 +17,8 @@ from gropius.errors import DataError
 from gropius.models.chat import ChatFormat
 from gropius.objective.selection import group_state
 from gropius.rewards.base import Scorer
+from gropius.rewards.places import on_tokens
+from gropius.rollout.branch import Branching, choose, demonstrated, origin_of
 from gropius.rollout.course import NOTHING_SAID, Course, Limits, Prompt, Said
 from gropius.rollout.engine import Engine
 from gropius.rollout.partners import Partners, Wait, no_wait
@@ -32,6 +34,8 @@ class CollectPlan:
     episode at most. max_episode_tokens: everything after the prompt, the environment's text included; 0 is no bound.
     greedy_baseline: one more episode a group at temperature 0. first_index: index of the first group within the step.
     grow_limit: siblings at most of a group that all failed; it grows by `group_size` at a time; 0 is off.
+    branching: siblings that share a trunk; None: all on their own. demonstrations: last siblings of a group that are
+    the task's own solution.
     """
 
     sampling: Sampling
@@ -43,6 +47,8 @@ class CollectPlan:
     greedy_baseline: bool = False
     first_index: int = 0
     grow_limit: int = 0
+    branching: Branching | None = None
+    demonstrations: int = 0
 
     def __post_init__(self) -> None:
         if self.group_size < 1 or self.max_turns < 1 or self.sampling.max_tokens < 1:
@@ -186,46 +192,74 @@ async def _group(seat: Seat) -> Played:
 
 async def _siblings(seat: Seat, prompt: Prompt, which: range, members: _Members) -> None:
     alone = seat.player.scorer.unit == "episode"
+    size = seat.plan.branching.size if seat.plan.branching is not None else 1
     async with asyncio.TaskGroup() as together:
-        jobs = [together.create_task(_member(seat, prompt, member, alone)) for member in which]
-    new = [job.result() for job in jobs]
+        trees = [
+            together.create_task(_tree(seat, prompt, which[k : k + size], alone)) for k in range(0, len(which), size)
+        ]
+    new = [pair for tree in trees for pair in tree.result()]
     members.courses += [course for course, _ in new]
     episodes = [episode for _, episode in new]
     if not alone and not any(course.cut for course, _ in new):
-        episodes = await _score(seat.player.scorer, episodes)
+        episodes = await _score(seat.player, episodes)
     members.episodes += episodes
 
 
-async def _member(seat: Seat, prompt: Prompt, member: int, alone: bool) -> tuple[Course, Episode]:
-    course = await _play(seat, prompt, member)
-    episode = _episode(seat, course, member)
+async def _tree(seat: Seat, prompt: Prompt, which: range, alone: bool) -> list[tuple[Course, Episode]]:
+    """A trunk and, once it is there, its branches; without branching a trunk alone."""
+    trunk = await _member(seat, prompt, which[0], alone)
+    if len(which) == 1:
+        return [trunk]
+    async with asyncio.TaskGroup() as together:
+        jobs = [together.create_task(_member(seat, prompt, member, alone, trunk)) for member in which[1:]]
+    return [trunk, *(job.result() for job in jobs)]
+
+
+async def _member(
+    seat: Seat, prompt: Prompt, member: int, alone: bool, trunk: tuple[Course, Episode] | None = None
+) -> tuple[Course, Episode]:
+    plan, player = seat.plan, seat.player
+    said = seat.said[member] if seat.said else ()
+    if trunk is not None and plan.branching is not None:
+        said = choose(trunk[0], plan.branching, (plan.seed, seat.step, seat.index, member))
+    if plan.group_size - plan.demonstrations <= member < plan.group_size:
+        episode = demonstrated(seat.task, player.tasks, player.chat, (seat.group_id, member))
+        course = Course(tuple(episode.prompt_ids.tolist()), list(episode.messages), _limits(seat))
+    else:
+        course = await _play(seat, prompt, member, said)
+        episode = _episode(seat, course, member)
+        inherited = course.inherited if trunk is not None else 0
+        episode = replace(episode, origin=origin_of(trunk[1] if trunk is not None else None, episode, inherited))
     if alone and not course.cut:
-        episode = (await _score(seat.player.scorer, [episode]))[0]
+        episode = (await _score(player, [episode]))[0]
     return course, episode
 
 
-async def _score(scorer: Scorer, episodes: list[Episode]) -> list[Episode]:
+async def _score(player: Player, episodes: list[Episode]) -> list[Episode]:
     began = time.perf_counter()
-    verdicts = await scorer.score(episodes)
+    verdicts = await player.scorer.score(episodes)
     seconds = (time.perf_counter() - began) / len(episodes)
     return [
-        replace(episode, verdict=verdict, scoring_time_s=seconds)
+        replace(episode, verdict=on_tokens(episode, verdict, player.chat.decode), scoring_time_s=seconds)
         for episode, verdict in zip(episodes, verdicts, strict=True)
     ]
 
 
-async def _play(seat: Seat, prompt: Prompt, member: int) -> Course:
+def _limits(seat: Seat) -> Limits:
+    plan = seat.plan
+    return Limits(plan.sampling, plan.max_turns, plan.max_episode_tokens, seat.player.context_length)
+
+
+async def _play(seat: Seat, prompt: Prompt, member: int, before: Sequence[Said]) -> Course:
     """One episode, from the prompt to its end or to where it is cut; what was said before is said again first."""
-    plan, player = seat.plan, seat.player
     environment, messages = await seat.partners.open(seat.task)
-    said = list(seat.said[member]) if seat.said else []
-    limits = Limits(plan.sampling, plan.max_turns, plan.max_episode_tokens, player.context_length)
-    course = Course(prompt.ids(messages, seat.task), list(messages), limits, sum(map(len, said)))
+    said = list(before)
+    course = Course(prompt.ids(messages, seat.task), list(messages), _limits(seat), sum(map(len, said)))
     while True:
         turn = said.pop(0) if said else NOTHING_SAID
         if turn.finish_reason is None:
             turn = await _draw(seat, course, member, turn)
-        text = player.chat.decode(turn.token_ids.tolist())
+        text = seat.player.chat.decode(turn.token_ids.tolist())
         course.add(turn, text)
         if environment is None or course.cut:
             return course
@@ -233,7 +267,7 @@ async def _play(seat: Seat, prompt: Prompt, member: int) -> Course:
         if isinstance(step, str):
             course.reason, course.error = "error", step
             return course
-        if course.take(step, player.chat):
+        if course.take(step, seat.player.chat):
             return course
 
 

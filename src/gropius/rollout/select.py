@@ -254,4 +254,4 @@ def _pass_rate(raw: Sequence[float]) -> float:
 
 def _tokens(group: Group) -> int:
     extra = () if group.baseline_episode is None else (group.baseline_episode,)
-    return sum(int(episode.loss_mask.sum()) for episode in (*group.episodes, *extra))
+    return sum(episode.drawn_tokens for episode in (*group.episodes, *extra))

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gropius.objective.ratio import kept_by_correction
-from gropius.objective.selection import Assignment, Response, assign
+from gropius.objective.selection import Assigned, Assignment, Response, assign
 from gropius.objective.spec import Objective
 from gropius.train.sequences import TrainSequence, assigned, cut, to_responses
 from gropius.types import Group
@@ -25,19 +25,28 @@ PerSequence = Sequence[NDArray[Any] | None]
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """Log-probabilities computed before the update, one [T] array a sequence; None where the objective needs none."""
+    """What is computed before the update, one [T] array a sequence; None where the objective needs none.
+
+    anchor, reference: log-probabilities. entropy: of the anchor. values: of the critic. energy: 1 − 2π + Σ π².
+    """
 
     anchor: PerSequence | None = None
     entropy: PerSequence | None = None
     reference: PerSequence | None = None
+    values: PerSequence | None = None
+    energy: PerSequence | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """What one optimiser step is taken on. rows: indices into the flat order of the batch; sequences: the same rows."""
+    """What one optimiser step is taken on. rows: indices into the flat order of the batch; sequences: the same rows.
+
+    responses: what they were made from, advantages fixed, to make them again with `fresh`.
+    """
 
     rows: tuple[int, ...]
     sequences: list[TrainSequence]
+    responses: Sequence[Response] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +61,8 @@ def needs_anchor_pass(objective: Objective, optimiser_steps: int) -> bool:
     """Must the policy score the batch before its first update, rather than be its own anchor?"""
     shrinks = objective.ratio.correction != "none" and not objective.aggregate.count_corrected
     kl_in_reward = objective.kl.estimator != "none" and objective.kl.place == "reward"
-    return optimiser_steps > 1 or shrinks or kl_in_reward or objective.selection.entropy_top < 1
+    looks_ahead = objective.selection.entropy_top < 1 or objective.needs_fresh
+    return optimiser_steps > 1 or shrinks or kl_in_reward or looks_ahead
 
 
 def compare(
@@ -70,17 +80,35 @@ def compare(
     rows = cut(groups)
     responses = [
         _with_known(objective, response, known, i, rows[i].sampler_logprobs)
-        for i, response in enumerate(to_responses(groups, apart))
+        for i, response in enumerate(to_responses(groups, apart, positions=objective.advantage.credit != "outcome"))
     ]
     whole = assign(objective, responses, part_weights)
     if updates == 1:
-        return Credit(whole, [Part(tuple(range(len(rows))), assigned(rows, whole))])
+        fixed = [_fixed(r, a) for r, a in zip(responses, whole.responses, strict=True)]
+        return Credit(whole, [Part(tuple(range(len(rows))), assigned(rows, whole), fixed)])
     parts = []
     for members in _divide(groups, updates):
-        fixed = [dataclasses.replace(responses[i], advantage=whole.responses[i].advantage) for i in members]
+        fixed = [_fixed(responses[i], whole.responses[i]) for i in members]
         share = assign(objective, fixed, part_weights)
-        parts.append(Part(members, assigned([rows[i] for i in members], share)))
+        parts.append(Part(members, assigned([rows[i] for i in members], share), fixed))
     return Credit(whole, parts)
+
+
+def fresh(
+    objective: Objective, part: Part, logprobs: PerSequence, part_weights: Mapping[str, float] | None = None
+) -> Part:
+    """The part as the policy sees it now, where its own log-probabilities decide something (`needs_fresh`)."""
+    responses = [
+        dataclasses.replace(r, policy=None if lp is None else np.asarray(lp, np.float64))
+        for r, lp in zip(part.responses, logprobs, strict=True)
+    ]
+    share = assign(objective, responses, part_weights)
+    return dataclasses.replace(part, sequences=assigned(part.sequences, share), responses=responses)
+
+
+def _fixed(response: Response, given: Assigned) -> Response:
+    """The response with the advantages that the whole batch gave it. What a critic should have said is kept apart."""
+    return dataclasses.replace(response, advantage=given.advantage)
 
 
 def _divide(groups: Sequence[Group], updates: int) -> list[tuple[int, ...]]:
@@ -104,6 +132,9 @@ def _with_known(objective: Objective, response: Response, known: Known, i: int, 
         kept = kept_by_correction(objective.ratio, anchor, sampler, response.mask)
     return dataclasses.replace(
         response,
+        policy=anchor if objective.needs_fresh else None,
+        values=array(known.values),
+        energy=array(known.energy),
         anchor=anchor,
         reference=array(known.reference),
         entropy=array(known.entropy),

@@ -110,6 +110,11 @@ class Forward:
                 float32_head=self.float32_head,
             )
 
+    def hidden(self, pack: Pack) -> Tensor:
+        """[_S, d] the hidden states that predict the loss tokens, differentiable: what a value head reads."""
+        with self.running(), self._autocast():
+            return self._hidden(pack) if self.packed else self._padded_hidden(pack)
+
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """The model set up for packs. With `recompute`, the backward pass must happen inside; may be nested."""

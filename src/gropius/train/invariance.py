@@ -43,11 +43,12 @@ class Invariance:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """What one optimiser step would be taken on, with the log-probabilities that the objective needs."""
+    """What one optimiser step would be taken on, with the log-probabilities, and the values, that it needs."""
 
     sequences: Sequence[TrainSequence]
     anchor: PerSequence | None = None
     reference: PerSequence | None = None
+    values: PerSequence | None = None
 
     def rows(self, order: Sequence[int]) -> Batch:
         """Some rows, in some order; weights stay what they are in the whole batch."""
@@ -55,7 +56,7 @@ class Batch:
         def pick(values: PerSequence | None) -> PerSequence | None:
             return None if values is None else [values[i] for i in order]
 
-        return Batch([self.sequences[i] for i in order], pick(self.anchor), pick(self.reference))
+        return Batch([self.sequences[i] for i in order], *map(pick, (self.anchor, self.reference, self.values)))
 
 
 class Catcher(Optimiser):

@@ -93,10 +93,13 @@ def snapshot_of(run: Run) -> Snapshot:
     if run.reference is not None:
         tensors["reference"] = team.weights(run.reference)
     run.state.scorer = run.judge.memory() if run.judge is not None else {}
+    if run.critic is not None:
+        tensors |= run.critic.tensors()
     facts = {
         "state": dataclasses.asdict(run.state),
         "held_out": run.state.held_out,
         "optimiser_steps": run.learner.optimiser.steps,
+        "critic_steps": 0 if run.critic is None else run.critic.optimiser.steps,
         "random": run.randomness.facts,
         "metrics_bytes": run.writer.metrics_bytes,
         "weights": run.digest or checkpoint.weight_digest(run.loaded.model),
@@ -121,6 +124,8 @@ def put_back(run: Run, snapshot: Snapshot) -> None:
         )
     try:
         run.learner.team.restore(run.learner.optimiser, snapshot.tensors["optimiser"], facts["optimiser_steps"])
+        if run.critic is not None and not run.critic.put_back(snapshot):
+            run.progress.note("the critic begins anew: what this goes on from had none")
     except ValueError as error:
         raise RunFolderError(f"step {snapshot.step}: {error}") from error
     saved = snapshot.tensors.get("reference")

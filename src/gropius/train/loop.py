@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import functools
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -26,11 +25,25 @@ from gropius.records.sinks import Sinks
 from gropius.records.writer import RunWriter
 from gropius.rewards import InProcessScorer, MixedScorer
 from gropius.rollout import waiting
+from gropius.rollout.branch import Branching
 from gropius.rollout.collect import CollectPlan, Player
 from gropius.rollout.select import Selected, SelectionRule, collect_selected
 from gropius.tasks.base import TaskSet
-from gropius.train import aside, checkpoint, checkup, ending, keep, memory, mismatch, randomness, schedule, trained
+from gropius.train import (
+    advance,
+    aside,
+    checkpoint,
+    checkup,
+    ending,
+    keep,
+    memory,
+    mismatch,
+    randomness,
+    schedule,
+    trained,
+)
 from gropius.train.credit import Credit, Known, compare, needs_anchor_pass
+from gropius.train.critic import Critic
 from gropius.train.deadline import within
 from gropius.train.evaluate import HeldOut, Limits, evaluate
 from gropius.train.forward import Forward
@@ -39,6 +52,7 @@ from gropius.train.keep import Keeper
 from gropius.train.order import TaskOrder
 from gropius.train.progress import Progress
 from gropius.train.randomness import Randomness
+from gropius.train.resources import resources
 from gropius.train.sequences import TrainSequence, cut
 from gropius.train.step import Learner, UpdateReport
 from gropius.train.trained import Work
@@ -54,6 +68,7 @@ class State:
     held_out: the mean measured on exactly these weights, None where none was; best: the highest so far. pack_tokens:
     the budget of a micro-batch where memory made it smaller than the recipe's, else 0. scorer: its counts.
     waiting: groups that were begun and are gone on with in the next step. stage: the place in the group schedule.
+    entropy_coefficient: η where a target moves it, None before it moved; entropy_in_force: added in the next step.
     """
 
     step: int = 0
@@ -70,6 +85,8 @@ class State:
     scorer: dict[str, Any] = field(default_factory=dict)
     waiting: list[dict[str, Any]] = field(default_factory=list)
     stage: dict[str, Any] = field(default_factory=dict)
+    entropy_coefficient: float | None = None
+    entropy_in_force: bool = True
 
 
 @dataclass(eq=False)
@@ -94,6 +111,7 @@ class Run:
     digest: str = ""
     watch: Watch | None = None
     judge: InProcessScorer | MixedScorer | None = None
+    critic: Critic | None = None
 
 
 def sampling_of(plan: Resolved, loaded: LoadedModel) -> Sampling:
@@ -129,7 +147,7 @@ def all_rounds(run: Run) -> Path:
     if run.stop.asked and state.step < plan.train.steps:
         raise ending.interrupted(run)
     for step in range(state.step + 1, plan.train.steps + 1):
-        start = time.perf_counter()
+        start, cpu_start = time.perf_counter(), time.process_time()
         batch = asyncio.run(sample(run, order, step))
         run.player.engine.rest()
         drawn = time.perf_counter()
@@ -139,7 +157,9 @@ def all_rounds(run: Run) -> Path:
         known = score(run, batch, check_sampler=not state.agreed)
         credit = compare(plan.objective, batch.groups, known, plan.train.updates, run.part_weights)
         with run.stop.held():
+            in_force = run.learner.bonus
             reports = update(run, credit, known)
+            advance.adapt_bonus(run, reports)
             hand_over_weights(run)
             refresh_reference(run, step)
             reached("step.updated")
@@ -148,7 +168,11 @@ def all_rounds(run: Run) -> Path:
             run.randomness = randomness.capture()
             end = time.perf_counter()
             times = {"step_time": end - start, "sampling_time_s": drawn - start, "training_time_s": end - drawn}
-            record(run, batch, credit, Work(known, reports), times)
+            extra = dict(run.critic.metrics) if run.critic is not None else {}
+            extra |= {} if in_force is None else {"entropy_bonus": in_force}
+            extra |= resources(run) | {"cpu_time_s": time.process_time() - cpu_start}
+            work = Work(known, reports, plan.objective.entropy_in_loss, extra)
+            record(run, batch, credit, work, times)
             reached("step.recorded")
             keep.when_due(run)
             checkup.when_due(run)
@@ -165,6 +189,7 @@ def all_rounds(run: Run) -> Path:
 def collecting(plan: Resolved, loaded: LoadedModel, step: int, siblings: int = 0) -> tuple[CollectPlan, SelectionRule]:
     """How a step's groups are drawn, and what becomes of those without signal. siblings: 0 is the recipe's number."""
     rollout, objective = plan.rollout, plan.objective
+    branching = Branching(rollout.branches, rollout.branch_at, rollout.branch_choice)
     drawn = CollectPlan(
         sampling=sampling_of(plan, loaded),
         group_size=siblings or rollout.group_size,
@@ -173,6 +198,8 @@ def collecting(plan: Resolved, loaded: LoadedModel, step: int, siblings: int = 0
         max_turns=rollout.max_turns,
         max_episode_tokens=rollout.max_episode_tokens,
         greedy_baseline=objective.advantage.baseline == "greedy",
+        branching=branching if rollout.branches > 1 else None,
+        demonstrations=rollout.demonstrations,
     )
     return drawn, SelectionRule(
         objective.selection.dead, rollout.refill_attempts, rollout.grow_limit, rollout.oversample, rollout.cut
@@ -238,7 +265,8 @@ def score(run: Run, batch: Selected, check_sampler: bool) -> Known:
     if run.reference is not None:
         other = run.reference
         reference = memory.with_less(run, lambda: run.learner.score(rows, forward=other)).logprobs
-    return Known(anchor, entropy if objective.selection.entropy_top < 1 else None, reference)
+    found = Known(anchor, entropy if objective.selection.entropy_top < 1 else None, reference)
+    return advance.looked_at(run, found, rows)
 
 
 def update(run: Run, credit: Credit, known: Known) -> list[list[UpdateReport]]:
@@ -246,17 +274,15 @@ def update(run: Run, credit: Credit, known: Known) -> list[list[UpdateReport]]:
     reports: list[list[UpdateReport]] = []
     for _ in range(run.plan.train.epochs):
         reports.append([])
-        for part in credit.parts:
-            anchor, reference = pick(known.anchor, part.rows), pick(known.reference, part.rows)
-            report = memory.with_less(run, functools.partial(run.learner.update, part.sequences, anchor, reference))
-            reports[-1].append(report)
-            watch(run, report, part.sequences)
+        for k, whole in enumerate(credit.parts):
+            part = advance.made_fresh(run, whole, first=not any(map(bool, reports)))
+            if len(reports) == 1:
+                credit.parts[k] = part
+            report = advance.update(run, part, known)
+            if report is not None:
+                reports[-1].append(report)
+                watch(run, report, part.sequences)
     return reports
-
-
-def pick(values: Sequence[Any] | None, rows: Sequence[int]) -> list[Any] | None:
-    """The rows of a list, or None of none."""
-    return None if values is None else [values[i] for i in rows]
 
 
 def watch(run: Run, report: UpdateReport, rows: Sequence[TrainSequence]) -> None:

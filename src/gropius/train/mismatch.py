@@ -34,9 +34,10 @@ def compare(episodes: Sequence[Episode], trainer: Arrays) -> Mismatch:
     """
     total, count, largest, worst = 0.0, 0, 0.0, (0, 0)
     for index, (episode, values) in enumerate(zip(episodes, trainer, strict=True)):
-        gap = np.where(episode.loss_mask, np.abs(np.asarray(values, np.float64) - episode.sampler_logprobs), 0.0)
+        drawn = episode.loss_mask & (not episode.demonstration)
+        gap = np.where(drawn, np.abs(np.asarray(values, np.float64) - episode.sampler_logprobs), 0.0)
         gap[~np.isfinite(gap)] = np.inf
-        total, count = total + float(gap.sum()), count + int(episode.loss_mask.sum())
+        total, count = total + float(gap.sum()), count + int(drawn.sum())
         if len(gap) and gap.max() > largest:
             largest, worst = float(gap.max()), (index, int(gap.argmax()))
     return Mismatch(total / count if count else 0.0, largest, worst, count)

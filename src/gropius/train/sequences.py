@@ -29,6 +29,7 @@ class TrainSequence:
 
     episode: index into the flat order. mask: True at the model's own tokens. advantage, weight, keep, skipped: from
     `objective.selection.assign`; all zero, all True and False before it. sampler_logprobs: as drawn, 0 at masked ones.
+    penalised, imitation, offset, returns, trains, demonstration: see `Assigned`.
     """
 
     group_id: str
@@ -42,6 +43,12 @@ class TrainSequence:
     weight: Array
     keep: Mask
     skipped: bool = False
+    penalised: Mask | None = None
+    imitation: Array | None = None
+    offset: Array | None = None
+    returns: Array | None = None
+    trains: Mask | None = None
+    demonstration: bool = False
 
     @property
     def length_tokens(self) -> int:
@@ -62,8 +69,12 @@ class TrainSequence:
         return np.concatenate([self.prompt_ids, self.response_ids[: own[-1]]])
 
 
-def to_responses(groups: Sequence[Group], part_weights: Mapping[str, float] | None = None) -> list[Response]:
+def to_responses(
+    groups: Sequence[Group], part_weights: Mapping[str, float] | None = None, *, positions: bool = False
+) -> list[Response]:
     """The episodes as the objective sees them, in flat order.
+
+    positions: scores with a place are steps of the response; without, they are part of its one reward.
 
     part_weights: given (for `advantage.combine = "normalise_then_sum"`), a reward is its named parts; without, it is
     the verdict's value, which is what `sum_then_normalise` uses. A part that does not apply to an episode, or is void,
@@ -79,20 +90,30 @@ def to_responses(groups: Sequence[Group], part_weights: Mapping[str, float] | No
             responses.append(
                 Response(
                     group=group.group_id,
-                    reward=None if verdict is None or status == "void" else _reward(verdict, part_weights or {}),
+                    reward=None if status == "void" else _reward(verdict, part_weights or {}, positions),
                     mask=episode.loss_mask,
                     status=status,
                     truncated=episode.truncated,
                     raw=verdict.raw if verdict is not None else None,
                     greedy_reward=greedy.outcome.value if greedy is not None else None,
+                    member=episode.member,
+                    steps=_steps(verdict) if positions and status != "void" else (),
+                    origin=episode.origin,
+                    demonstration=episode.demonstration,
                 )
             )
     return responses
 
 
-def _reward(verdict: Verdict, part_weights: Mapping[str, float]) -> float | dict[str, float]:
+def _steps(verdict: Verdict | None) -> list[tuple[int, float]]:
+    return [(step.token, step.score) for step in verdict.steps if step.token is not None] if verdict else []
+
+
+def _reward(verdict: Verdict | None, part_weights: Mapping[str, float], positions: bool) -> float | dict[str, float]:
+    assert verdict is not None and verdict.outcome.value is not None
     value = verdict.outcome.value
-    assert value is not None
+    if positions and verdict.steps and verdict.final is not None:
+        return verdict.final
     if not part_weights:
         return value
     if not verdict.parts:
@@ -119,9 +140,12 @@ def assigned(sequences: Sequence[TrainSequence], assignment: Assignment) -> list
 
 
 def _with(row: TrainSequence, given: Assigned) -> TrainSequence:
-    return dataclasses.replace(
-        row, advantage=given.advantage, weight=given.weight, keep=given.keep, skipped=given.skipped
-    )
+    return dataclasses.replace(row, **{name: getattr(given, name) for name in GIVEN})
+
+
+GIVEN = (
+    "advantage", "weight", "keep", "skipped", "penalised", "imitation", "offset", "returns", "trains", "demonstration",
+)  # fmt: skip
 
 
 def _bare(episode: Episode, index: int) -> TrainSequence:

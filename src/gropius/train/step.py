@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gropius.objective.loss import Tokens, loss
+from gropius.objective.loss import Tokens, beside, loss
 from gropius.objective.spec import Objective
 from gropius.train.forward import Forward, Scores, scatter, score
 from gropius.train.optim import Optimiser
@@ -98,7 +98,10 @@ class _Tally:
 
 
 class Learner:
-    """A policy, an objective and an optimiser. It scores sequences and takes steps; it never draws or rewards any."""
+    """A policy, an objective and an optimiser. It scores sequences and takes steps; it never draws or rewards any.
+
+    bonus: the entropy coefficient as it is now, None for the declared one.
+    """
 
     def __init__(
         self,
@@ -110,6 +113,7 @@ class Learner:
     ):
         self.forward, self.objective, self.optimiser, self.settings = forward, objective, optimiser, settings
         self.team = team or Team()
+        self.bonus: float | None = None
 
     def score(
         self, sequences: Sequence[TrainSequence], *, forward: Forward | None = None, entropy: bool = False
@@ -139,8 +143,11 @@ class Learner:
         sequences: Sequence[TrainSequence],
         anchor: PerSequence | None = None,
         reference: PerSequence | None = None,
+        also: Callable[[], None] | None = None,
     ) -> UpdateReport:
         """Accumulate the gradient of the objective over all live sequences and take one optimiser step.
+
+        also: adds another gradient to the same parameters first (a value head on a shared trunk).
 
         anchor: [_T] log-probabilities of the snapshot; None means the policy itself (one update a batch). reference:
         the KL target's. No live sequence: no step. A loss or gradient that is not finite: no step, weights untouched.
@@ -155,6 +162,8 @@ class Learner:
         shared = self._share(sequences)
         tally = _Tally(len(sequences))
         self.optimiser.zero()
+        if also is not None:
+            also()
         with self.forward.running():
             for one, last in shared.rounds():
                 if one is None:
@@ -219,12 +228,12 @@ class Learner:
         self, one: Pack, anchor: PerSequence | None, reference: PerSequence | None, tally: _Tally, last: bool = True
     ) -> None:
         """Run one pack forward and backward. A loss that is not finite is not run backward; its rows are noted."""
-        logprobs, entropies = self.forward.logprobs(
-            one, temperature=self.settings.temperature, entropy=self.settings.entropy
-        )
-        out = loss(
-            self.objective, logprobs, _tokens(one, anchor, reference if self.objective.kl_in_loss else None, logprobs)
-        )
+        wants = self.settings.entropy or self.objective.entropy_in_loss
+        logprobs, entropies = self.forward.logprobs(one, temperature=self.settings.temperature, entropy=wants)
+        made = _tokens(one, anchor, reference if self.objective.kl_in_loss else None, logprobs)
+        if self.objective.entropy_in_loss:
+            made = dataclasses.replace(made, entropy=entropies, bonus=self.bonus)
+        out = loss(self.objective, logprobs, made)
         finite = torch.isfinite(out.contribution)
         if not bool(finite.all()):
             rows = set(one.owner[~finite.cpu().numpy()].tolist())
@@ -308,6 +317,7 @@ def _tokens(one: Pack, anchor: PerSequence | None, reference: PerSequence | None
         sampler=_flat([s.sampler_logprobs for s in one.sequences]),
         reference=_given(reference),
         keep=None if keep.all() else torch.from_numpy(keep).to(like.device),
+        **beside(one.sequences, lambda pick: _flat([pick(i) for i in range(len(one.sequences))])),
     )
 
 

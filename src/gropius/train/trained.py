@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,10 +22,15 @@ Number = float | int | None
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """What was computed on a batch: known before the update; reports[pass][part] of the optimiser steps."""
+    """What was computed on a batch: known before the update; reports[pass][part] of the optimiser steps.
+
+    entropy_in_loss: the objective has an entropy term. critic: what a critic did, as metrics.
+    """
 
     known: Known
     reports: Reports
+    entropy_in_loss: bool = False
+    critic: Mapping[str, float] = field(default_factory=dict)
 
 
 def records(
@@ -54,6 +59,8 @@ def _trained(groups: Sequence[Group], credit: Credit, work: Work) -> dict[tuple[
             given = credit.assignment.responses[i]
             own = given.advantage[row.mask]
             policy = report.logprobs[j] if report else None
+            if part.responses and part.responses[j].policy is not None:
+                policy = part.responses[j].policy  # what decided, of rows too that were not run again
             anchor = policy if work.known.anchor is None else work.known.anchor[i]
             added[row.group_id, row.member] = Trained(
                 state=states[row.group_id],
@@ -67,8 +74,17 @@ def _trained(groups: Sequence[Group], credit: Credit, work: Work) -> dict[tuple[
                 entropy=_entropy(work, report, i, j),
                 weight=row.weight,
                 contribution=report.contributions[j] if report else None,
+                values=_of(work.known.values, i),
+                returns=row.returns,
+                energy=_of(work.known.energy, i),
+                policy_entropy=report.entropies[j] if report and work.entropy_in_loss else None,
+                imitation=row.imitation if row.imitation is not None and row.imitation.any() else None,
             )
     return added
+
+
+def _of(values: Sequence[NDArray[Any] | None] | None, i: int) -> NDArray[Any] | None:
+    return None if values is None else values[i]
 
 
 def _entropy(work: Work, report: UpdateReport | None, i: int, j: int) -> NDArray[Any] | None:
@@ -100,7 +116,7 @@ def metrics(work: Work, groups: Sequence[Group], times: Mapping[str, float]) -> 
         found[name] = math.fsum(value * weight for value, weight in pairs) / total if total else None
     found |= _difference(work, groups)
     scoring = sum(episode.scoring_time_s for group in groups for episode in group.episodes)
-    return found | dict(times) | {"scoring_time_s": scoring}
+    return found | dict(work.critic) | dict(times) | {"scoring_time_s": scoring}
 
 
 def _difference(work: Work, groups: Sequence[Group]) -> dict[str, Number]:
@@ -112,6 +128,7 @@ def _difference(work: Work, groups: Sequence[Group]) -> dict[str, Number]:
     elif work.reports and work.reports[0]:
         report = work.reports[0][0]
         rows = [(i, values) for i, values in enumerate(report.logprobs) if values is not None]
+    rows = [(i, values) for i, values in rows if not episodes[i].demonstration]
     gaps = [np.abs(values - episodes[i].sampler_logprobs)[episodes[i].loss_mask] for i, values in rows]
     pool = np.concatenate([*gaps, np.zeros(0)])
     name = "sampling/sampling_logp_difference"

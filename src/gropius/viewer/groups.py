@@ -272,6 +272,12 @@ def sibling(record: ResponseRecord) -> dict[str, Any]:
                 "scoring_time_s": record.scoring_time_s,
                 "weight": math.fsum(weight),
                 "contribution": math.fsum(contribution) if len(contribution) else None,
+                "steps": [
+                    {"token": s.token, "score": s.score, "part": s.part, "note": s.place.note} for s in record.steps
+                ],
+                "final": record.final,
+                "demonstration": record.demonstration,
+                "branched_tokens": record.tokens - record.own_tokens,
             }
         )
     )

@@ -16,7 +16,9 @@ from gropius.viewer.pieces import find_tokenizer, pieces
 from gropius.viewer.store import RunStore, strict
 
 WINDOW = 4096
-ARRAYS = ("sampler", "drawn", "anchor", "policy", "reference", "entropy", "weight", "contribution")
+ARRAYS = (
+    "sampler", "drawn", "anchor", "policy", "reference", "entropy", "weight", "contribution", "values", "returns",
+)  # fmt: skip
 
 
 def response_head(store: RunStore, step: int, group_id: str, member: int) -> dict[str, Any] | None:
@@ -87,8 +89,19 @@ def derived(record: ResponseRecord, window: slice) -> dict[str, NDArray[np.float
         "reference_gap": apart("policy", "reference"),
         "entropy": column("entropy"),
         "contribution": column("contribution"),
+        "value": column("values"),
+        "step": step_scores(record)[window] if record.steps else None,
     }
     return {name: values for name, values in out.items() if values is not None}
+
+
+def step_scores(record: ResponseRecord) -> NDArray[np.float64]:
+    """[T] the weighted scores that fall at each token."""
+    scores = np.zeros(len(record.response_ids))
+    for step in record.steps:
+        if step.token is not None:
+            scores[step.token] += step.score
+    return scores
 
 
 def token_window(store: RunStore, step: int, group_id: str, member: int, start: int) -> dict[str, Any] | None:
@@ -132,6 +145,9 @@ def arithmetic(store: RunStore, step: int, group_id: str, member: int, start: in
         return {"missing": "objective" if records else "response"}
     record = records[0]
     needed = ["policy", "anchor", "weight"] + (["reference"] if objective.kl_in_loss else [])
+    needed += ["policy_entropy"] if objective.entropy_in_loss else []
+    if objective.needs_fresh:
+        return {"missing": "what the whole optimiser batch decides"}
     lacking = [name for name in needed if getattr(record, name) is None]
     if lacking or record.advantage is None:
         return {"missing": ", ".join(lacking or ["advantage"])}
@@ -168,6 +184,9 @@ def evaluate(objective: Objective, record: ResponseRecord) -> dict[str, Any]:
         anchor=tensor(record.anchor),
         sampler=optional(record.sampler),
         reference=optional(record.reference),
+        imitation=optional(record.imitation),
+        demonstration=torch.ones(size, dtype=torch.bool) if record.demonstration else None,
+        entropy=optional(record.policy_entropy),
     )
     policy = tensor(record.policy).requires_grad_(True)
     out = loss(objective, policy, tokens)

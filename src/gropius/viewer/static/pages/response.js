@@ -15,6 +15,8 @@ const SHADES = {
   entropy: { column: "entropy", centre: 0 },
   mismatch: { column: "sampler_gap", centre: 0 },
   contribution: { column: "contribution", centre: 0 },
+  step: { column: "step", centre: 0 },
+  value: { column: "value", centre: 0 },
 };
 const LEVELS = 9;
 
@@ -244,7 +246,7 @@ function sums(head, made) {
 }
 
 function facts(head) {
-  const rows = [["parts", head.parts.map((p) => `${p.name} ${num(p.value)}${p.reason ? ` (${p.reason})` : ""}`).join(", ")], ["reason", head.reason], ["error", head.error],
+  const rows = [["steps", head.steps.map((s) => `${s.part} ${signed(s.score)} @${s.token}${s.note ? ` (${s.note})` : ""}`).join(", ")], ["branched", head.branched_tokens ? num(head.branched_tokens) : ""], ["demonstration", head.demonstration ? "✓" : ""], ["parts", head.parts.map((p) => `${p.name} ${num(p.value)}${p.reason ? ` (${p.reason})` : ""}`).join(", ")], ["reason", head.reason], ["error", head.error],
     ["policy_version", num(head.policy_version)], ["weight_digest", head.weight_digest], ["sampling_time", `${num(head.sampling_time_s, 3)} s`], ["scoring_time", `${num(head.scoring_time_s, 3)} s`], ["update", num(head.update)]].filter(([, value]) => value);
   return h("details", { class: "recipe" }, h("summary", {}, t("response.facts")), h("dl", { class: "pairs" }, rows.map(([key, value]) => [h("dt", {}, t(`fact.${key}`)), h("dd", {}, inert(String(value)))])),
     h("h3", {}, t("conversation")), head.messages.map((message) => h("div", { class: "message" }, h("span", { class: "role" }, inert(String(message.role ?? ""))), h("div", { class: "text" }, inert(String(message.content ?? "")),

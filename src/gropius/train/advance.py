@@ -1,0 +1,99 @@
+"""One part of a batch: what is made fresh for it, the policy's update, and the critic's beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gropius.train import memory
+from gropius.train.credit import Known, Part, fresh
+from gropius.train.energy import energies
+from gropius.train.pack import pack
+from gropius.train.sequences import TrainSequence
+from gropius.train.step import Learner, UpdateReport
+
+if TYPE_CHECKING:
+    from gropius.train.loop import Run
+
+
+def looked_at(run: Run, known: Known, rows: Sequence[TrainSequence]) -> Known:
+    """What the objective needs beside log-probabilities: the critic's values, the tokens' energies."""
+    critic, baseline = run.critic, run.plan.objective.advantage.baseline
+    if critic is not None:
+        known = dataclasses.replace(known, values=memory.with_less(run, lambda: critic.values(rows)))
+    if baseline == "optimal_token":
+        known = dataclasses.replace(known, energy=memory.with_less(run, lambda: energies_of(run.learner, rows)))
+    return known
+
+
+def energies_of(learner: Learner, rows: Sequence[TrainSequence]) -> list[Any]:
+    """[_T] the energy of every token of every row under the policy as it is."""
+    settings = learner.settings
+    packs = pack(rows, budget_tokens=settings.pack_tokens, skip=False)
+    return energies(learner.forward, packs, count=len(rows), temperature=settings.temperature)
+
+
+def made_fresh(run: Run, part: Part, first: bool) -> Part:
+    """The part as the policy is now, where its own log-probabilities decide something; `first`: nothing moved yet."""
+    objective = run.plan.objective
+    if not objective.needs_fresh or first:
+        return part
+    rows = [dataclasses.replace(s, skipped=False) for s in part.sequences]
+    scores = memory.with_less(run, lambda: run.learner.score(rows))
+    return fresh(objective, part, scores.logprobs, run.part_weights)
+
+
+def update(run: Run, part: Part, known: Known) -> UpdateReport | None:
+    """The policy's optimiser step on a part and the critic's; None while only the critic is being trained."""
+    anchor, reference, old = (_pick(v, part.rows) for v in (known.anchor, known.reference, known.values))
+    critic = run.critic
+    also: Callable[[], Any] | None = None
+    if critic is not None and old is not None:
+        if run.state.step < critic.settings.pretrain_steps:
+            memory.with_less(run, lambda: critic.update(part.sequences, old))
+            return None
+        if critic.moves_trunk:
+            also = functools.partial(critic.accumulate, part.sequences, old)
+    report = memory.with_less(run, functools.partial(run.learner.update, part.sequences, anchor, reference, also))
+    if critic is not None and old is not None:
+        if critic.moves_trunk:
+            critic.step()
+        else:
+            memory.with_less(run, lambda: critic.update(part.sequences, old))
+    return report
+
+
+def _pick(values: Sequence[Any] | None, rows: Sequence[int]) -> list[Any] | None:
+    return None if values is None else [values[i] for i in rows]
+
+
+def adapt_bonus(run: Run, reports: Sequence[Sequence[UpdateReport]]) -> None:
+    """Move the entropy coefficient toward the target, and say whether it is in force in the next step.
+
+    η ± entropy_step a training step, up while the measured entropy is below the target, never below 0; it is 0 in force
+    while the entropy is above. Source: Skywork-OR1, arXiv 2505.22312.
+    """
+    axis, state = run.plan.objective.terms, run.state
+    found = [(r.metrics["entropy"], r.all_tokens) for one in reports for r in one if "entropy" in r.metrics]
+    if not axis.entropy_target or not found:
+        return
+    entropy = sum(e * n for e, n in found) / sum(n for _, n in found)
+    below = entropy <= axis.entropy_target
+    step = axis.entropy_step if below else -axis.entropy_step
+    state.entropy_coefficient = max(0.0, coefficient(run) + step)
+    state.entropy_in_force = below
+    set_bonus(run)
+
+
+def coefficient(run: Run) -> float:
+    """η as it is now, in force or not."""
+    kept = run.state.entropy_coefficient
+    return run.plan.objective.terms.entropy if kept is None else kept
+
+
+def set_bonus(run: Run) -> None:
+    """Hand the coefficient in force to the learner."""
+    if run.plan.objective.terms.entropy_target:
+        run.learner.bonus = coefficient(run) if run.state.entropy_in_force else 0.0
