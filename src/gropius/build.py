@@ -24,7 +24,6 @@ from gropius.plan.counts import PassCounts
 from gropius.recipe import from_dict
 from gropius.recipe.capacity import refuse_what_cannot_fit
 from gropius.recipe.resolve import Resolved
-from gropius.recipe.schema import Table
 from gropius.records import faults
 from gropius.records.reader import RunReader
 from gropius.records.sinks import Place, Sinks
@@ -318,8 +317,8 @@ def _run(resolved: Resolved, parts: _Parts, writer: RunWriter, progress: Progres
 
 
 def _critic(resolved: Resolved, learner: Learner) -> Critic | None:
-    table = resolved.critic
-    settings = settings_of(table, resolved)
+    table, per_step = resolved.critic, resolved.derived.optimiser_steps_per_step * resolved.critic.epochs
+    settings = settings_of(table, per_step, resolved.train.steps)
     return Critic.beside(learner, table, settings) if resolved.objective.needs_critic else None
 
 

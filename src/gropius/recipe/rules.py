@@ -6,83 +6,16 @@ nothing is refused only when a person wrote it with another value than its defau
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Set
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from gropius.naming import names_a_function
-from gropius.objective.spec import Objective
+from gropius.recipe import rules_credit
+from gropius.recipe.draft import MISMATCH_BOUND as MISMATCH_BOUND
+from gropius.recipe.draft import Contradiction as Contradiction
+from gropius.recipe.draft import Draft as Draft
+from gropius.recipe.draft import Effect as Effect
+from gropius.recipe.draft import divisor
 from gropius.recipe.schema import TABLES, Recipe, Table
-
-GROUP_BASELINES = ("group_mean", "leave_one_out", "length_weighted", "runner_up", "subset")
-GROUP_SCALES = ("group_std", "group_mean", "subset_std")
-# Nats that trainer and sampler may differ on a sampled token before the run stops, by the type of the weights.
-MISMATCH_BOUND = {"float32": 0.01, "float16": 0.5, "bfloat16": 1.0}
-
-
-@dataclass(frozen=True)
-class Draft:
-    """A recipe whose tables are typed and whose objective is resolved, with the keys that a person wrote (dotted)."""
-
-    recipe: Recipe
-    objective: Objective
-    explicit: Set[str] = frozenset()
-
-    @property
-    def responses(self) -> int:
-        """Responses of one rollout batch."""
-        return self.recipe.rollout.prompts * self.recipe.rollout.group_size
-
-    @property
-    def begun(self) -> int:
-        """Responses that one round of a rollout batch begins, over-sampled ones included."""
-        rollout = self.recipe.rollout
-        return max(rollout.prompts, math.ceil(rollout.prompts * rollout.oversample - 1e-9)) * rollout.group_size
-
-    @property
-    def episode_tokens(self) -> int:
-        """Tokens after the prompt at most; over several turns the environment has as much room as the model."""
-        rollout = self.recipe.rollout
-        if rollout.max_episode_tokens is not None:
-            return rollout.max_episode_tokens
-        return rollout.max_tokens if rollout.max_turns == 1 else 2 * rollout.max_tokens * rollout.max_turns
-
-    @property
-    def mismatch_bound(self) -> float:
-        """That of the coarser of the two formats that log-probabilities are computed in."""
-        own, rollout = self.recipe.model.dtype, self.recipe.rollout
-        engine = own if rollout.engine == "torch" or rollout.vllm.dtype == "auto" else rollout.vllm.dtype
-        return max(MISMATCH_BOUND[own], MISMATCH_BOUND[engine])
-
-    @property
-    def reads_sampler(self) -> bool:
-        """True when the sampler's log-probabilities enter the loss."""
-        ratio = self.objective.ratio
-        return ratio.correction != "none" or (ratio.anchor == "sampler" and ratio.level != "none")
-
-    @property
-    def compares_siblings(self) -> bool:
-        """True when a response's advantage needs a sibling."""
-        advantage = self.objective.advantage
-        return advantage.baseline in GROUP_BASELINES or advantage.scale in GROUP_SCALES
-
-
-@dataclass(frozen=True)
-class Contradiction:
-    """A pair of keys that cannot both hold. `key` is to blame; `message` says what to write instead."""
-
-    key: str
-    broken: Callable[[Draft], bool]
-    message: Callable[[Draft], str]
-
-
-@dataclass(frozen=True)
-class Effect:
-    """A key (with a final dot: every key of a table) that does nothing unless `effective`; `needs` says what then."""
-
-    key: str
-    effective: Callable[[Draft], bool]
-    needs: str
 
 
 def broken_rules(draft: Draft) -> Iterator[tuple[str, str]]:
@@ -133,7 +66,7 @@ def group_schedule_rules(draft: Draft) -> Iterator[tuple[str, str]]:
             yield (
                 f"{key}.sizes",
                 f"{draft.responses} responses of a step are no whole number of groups of {size} for each of "
-                f"{draft.recipe.train.updates} updates; write {_divisor(draft.responses, size)}, or other prompts",
+                f"{draft.recipe.train.updates} updates; write {divisor(draft.responses, size)}, or other prompts",
             )
     if min(sizes) == 1 and draft.compares_siblings:
         yield f"{key}.sizes", "one response has no sibling to be compared with; write at least 2"
@@ -145,15 +78,11 @@ def group_schedule_rules(draft: Draft) -> Iterator[tuple[str, str]]:
         yield f"{key}.dead_share", "write [low, high] with low below high, for example [0.2, 0.6]"
 
 
-def _divisor(total: int, near: int) -> int:
-    return min((n for n in range(1, total + 1) if total % n == 0), key=lambda n: (abs(n - near), n))
-
-
 def _updates(draft: Draft) -> str:
     prompts, updates = draft.recipe.rollout.prompts, draft.recipe.train.updates
     return (
         f"{prompts} prompts do not divide into {updates} updates, and a group is never divided; "
-        f"write updates = {_divisor(prompts, updates)}, or prompts = {updates * max(1, round(prompts / updates))}"
+        f"write updates = {divisor(prompts, updates)}, or prompts = {updates * max(1, round(prompts / updates))}"
     )
 
 
@@ -242,89 +171,7 @@ CONTRADICTIONS: tuple[Contradiction, ...] = (
             f"write overlong_max = {d.episode_tokens} and overlong_cache = {max(1, d.episode_tokens // 5)}"
         ),
     ),
-    Contradiction(
-        "rollout.branches",
-        lambda d: d.recipe.rollout.group_size % d.recipe.rollout.branches != 0,
-        lambda d: (
-            f"{d.recipe.rollout.group_size} siblings do not divide into trunks of {d.recipe.rollout.branches}; "
-            f"write branches = {_divisor(d.recipe.rollout.group_size, d.recipe.rollout.branches)}"
-        ),
-    ),
-    Contradiction(
-        "rollout.branch_at",
-        lambda d: (
-            d.recipe.rollout.branches > 1 and d.recipe.rollout.branch_at == "turn" and d.recipe.rollout.max_turns == 1
-        ),
-        lambda d: 'one turn has no later one to branch before; write branch_at = "token", or max_turns above 1',
-    ),
-    Contradiction(
-        "rollout.stop_strings",
-        lambda d: (
-            d.recipe.rollout.branches > 1
-            and d.recipe.rollout.branch_at == "token"
-            and bool(d.recipe.rollout.stop_strings)
-        ),
-        lambda d: 'a stop string could begin in the trunk and end in a branch; write branch_at = "turn", or remove it',
-    ),
-    Contradiction(
-        "rollout.demonstrations",
-        lambda d: d.recipe.rollout.demonstrations >= d.recipe.rollout.group_size,
-        lambda d: (
-            f"a group of {d.recipe.rollout.group_size} would have no sampled sibling; "
-            f"write demonstrations = 1 or a larger group_size"
-        ),
-    ),
-    Contradiction(
-        "rollout.demonstrations",
-        lambda d: d.recipe.rollout.demonstrations > 0 and (d.recipe.rollout.branches > 1 or d.reads_sampler),
-        lambda d: (
-            "a teacher's tokens have no log-probability under the sampler; write branches = 1, "
-            'objective.ratio.anchor = "snapshot" and objective.ratio.correction = "none"'
-        ),
-    ),
-    Contradiction(
-        "rollout.oversample",
-        lambda d: (
-            d.recipe.rollout.oversample > 1 and (d.recipe.rollout.branches > 1 or d.recipe.rollout.demonstrations > 0)
-        ),
-        lambda d: (
-            "a group with branches or demonstrations is not cut; write oversample = 1.0, or branches = 1 and "
-            "demonstrations = 0"
-        ),
-    ),
-    Contradiction(
-        "rollout.group_schedule.sizes",
-        lambda d: any(size % d.recipe.rollout.branches for size in d.recipe.rollout.group_schedule.sizes),
-        lambda d: f"every size divides into trunks of {d.recipe.rollout.branches}; write multiples of it",
-    ),
-    Contradiction(
-        "critic.epochs",
-        lambda d: (
-            d.objective.needs_critic
-            and d.recipe.critic.trunk == "shared"
-            and d.recipe.critic.coefficient > 0
-            and d.recipe.critic.epochs > 1
-        ),
-        lambda d: (
-            "a value loss in the policy's own gradient has as many passes as the policy; "
-            "write epochs = 1, or coefficient = 0"
-        ),
-    ),
-    Contradiction(
-        "critic.pretrain_steps",
-        lambda d: d.objective.needs_critic and d.recipe.critic.pretrain_steps >= d.recipe.train.steps,
-        lambda d: (
-            f"the policy would never move in train.steps = {d.recipe.train.steps}; write pretrain_steps below that"
-        ),
-    ),
-    Contradiction(
-        "objective.advantage.k",
-        lambda d: d.objective.advantage.k > d.recipe.rollout.group_size,
-        lambda d: (
-            f"the best of {d.objective.advantage.k} needs a group of as many; write rollout.group_size = "
-            f"{2 * d.objective.advantage.k} or a smaller k"
-        ),
-    ),
+    *rules_credit.CONTRADICTIONS,
     Contradiction(
         "model.tiny.hidden",
         lambda d: d.recipe.model.tiny.hidden % (2 * d.recipe.model.tiny.heads) != 0,
@@ -335,7 +182,7 @@ CONTRADICTIONS: tuple[Contradiction, ...] = (
         lambda d: d.recipe.model.tiny.heads % d.recipe.model.tiny.kv_heads != 0,
         lambda d: (
             f"heads = {d.recipe.model.tiny.heads} do not divide into kv_heads = {d.recipe.model.tiny.kv_heads}; "
-            f"write kv_heads = {_divisor(d.recipe.model.tiny.heads, d.recipe.model.tiny.kv_heads)}"
+            f"write kv_heads = {divisor(d.recipe.model.tiny.heads, d.recipe.model.tiny.kv_heads)}"
         ),
     ),
     Contradiction(
@@ -401,8 +248,6 @@ EFFECTS: tuple[Effect, ...] = (
         lambda d: d.recipe.rollout.group_schedule.dead_share is not None,
         "rollout.group_schedule.dead_share",
     ),
-    Effect("rollout.branch_at", lambda d: d.recipe.rollout.branches > 1, "rollout.branches above 1"),
-    Effect("rollout.branch_choice", lambda d: d.recipe.rollout.branches > 1, "rollout.branches above 1"),
     Effect("rollout.grow_limit", lambda d: d.objective.selection.dead == "grow", 'objective.selection.dead = "grow"'),
     Effect(
         "train.reference_refresh",
@@ -411,11 +256,6 @@ EFFECTS: tuple[Effect, ...] = (
     ),
     Effect(
         "train.final_ratio", lambda d: d.recipe.train.schedule != "constant", 'train.schedule = "linear" or "cosine"'
-    ),
-    Effect("critic.", lambda d: d.objective.needs_critic, 'objective.advantage.baseline = "critic"'),
-    Effect("critic.coefficient", lambda d: d.recipe.critic.trunk == "shared", 'critic.trunk = "shared"'),
-    Effect(
-        "critic.final_ratio", lambda d: d.recipe.critic.schedule != "constant", 'critic.schedule = "linear" or "cosine"'
     ),
     Effect("sft.final_ratio", lambda d: d.recipe.sft.schedule != "constant", 'sft.schedule = "linear" or "cosine"'),
     Effect("sft.", lambda d: d.recipe.sft.steps > 0 or "sft.steps" in d.explicit, "sft.steps above 0"),
@@ -428,6 +268,7 @@ EFFECTS: tuple[Effect, ...] = (
         Effect(f"cluster.{key}", lambda d: d.recipe.cluster.trainer_ranks > 1, "cluster.trainer_ranks above 1")
         for key in ("shard", "restarts", "deadline_s", "bind")
     ),
+    *rules_credit.EFFECTS,
     Effect("checkpoint.keep_last", lambda d: d.recipe.checkpoint.every > 0, "checkpoint.every above 0"),
     Effect("checkpoint.keep_every", lambda d: d.recipe.checkpoint.every > 0, "checkpoint.every above 0"),
     Effect("checkpoint.best", lambda d: d.recipe.eval.every > 0, "eval.every above 0"),

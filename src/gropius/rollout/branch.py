@@ -32,6 +32,11 @@ class Branching:
     at: Literal["turn", "token"] = "turn"
     choice: Literal["random", "surprising"] = "random"
 
+    @classmethod
+    def of(cls, size: int, at: Literal["turn", "token"], choice: Literal["random", "surprising"]) -> Branching | None:
+        """As the recipe has it; None for a size of 1."""
+        return cls(size, at, choice) if size > 1 else None
+
 
 def choose(trunk: Course, rule: Branching, stream: tuple[int, ...]) -> tuple[Said, ...]:
     """What a branch has said when it leaves its trunk: whole turns, and the beginning of one when it leaves at a token.

@@ -11,8 +11,10 @@ from gropius.train import memory
 from gropius.train.credit import Known, Part, fresh
 from gropius.train.energy import energies
 from gropius.train.pack import pack
+from gropius.train.resources import resources
 from gropius.train.sequences import TrainSequence
 from gropius.train.step import Learner, UpdateReport
+from gropius.train.trained import Work
 
 if TYPE_CHECKING:
     from gropius.train.loop import Run
@@ -97,3 +99,17 @@ def set_bonus(run: Run) -> None:
     """Hand the coefficient in force to the learner."""
     if run.plan.objective.terms.entropy_target:
         run.learner.bonus = coefficient(run) if run.state.entropy_in_force else 0.0
+
+
+def work_of(run: Run, known: Known, reports: Sequence[Sequence[UpdateReport]], in_force: float | None) -> Work:
+    """What was computed on a batch, with what the critic did, the coefficient in force, and the memory there is."""
+    found = dict(run.critic.metrics) if run.critic is not None else {}
+    found |= {} if in_force is None else {"entropy_bonus": in_force}
+    return Work(known, reports, run.plan.objective.entropy_in_loss, found | resources(run))
+
+
+def refresh_reference(run: Run, step: int) -> None:
+    """Every `train.reference_refresh` steps the reference becomes the policy as it is now; 0 leaves it fixed."""
+    every = run.plan.train.reference_refresh
+    if run.reference is not None and every and step % every == 0:
+        run.learner.team.refresh(run.reference, run.loaded.model)

@@ -52,7 +52,6 @@ from gropius.train.keep import Keeper
 from gropius.train.order import TaskOrder
 from gropius.train.progress import Progress
 from gropius.train.randomness import Randomness
-from gropius.train.resources import resources
 from gropius.train.sequences import TrainSequence, cut
 from gropius.train.step import Learner, UpdateReport
 from gropius.train.trained import Work
@@ -161,18 +160,15 @@ def all_rounds(run: Run) -> Path:
             reports = update(run, credit, known)
             advance.adapt_bonus(run, reports)
             hand_over_weights(run)
-            refresh_reference(run, step)
+            advance.refresh_reference(run, step)
             reached("step.updated")
             state.step, state.position = step, order.position
             state.waiting = [waiting.as_json(group) for group in batch.waiting]
             run.randomness = randomness.capture()
             end = time.perf_counter()
             times = {"step_time": end - start, "sampling_time_s": drawn - start, "training_time_s": end - drawn}
-            extra = dict(run.critic.metrics) if run.critic is not None else {}
-            extra |= {} if in_force is None else {"entropy_bonus": in_force}
-            extra |= resources(run) | {"cpu_time_s": time.process_time() - cpu_start}
-            work = Work(known, reports, plan.objective.entropy_in_loss, extra)
-            record(run, batch, credit, work, times)
+            times["cpu_time_s"] = time.process_time() - cpu_start
+            record(run, batch, credit, advance.work_of(run, known, reports, in_force), times)
             reached("step.recorded")
             keep.when_due(run)
             checkup.when_due(run)
@@ -189,7 +185,6 @@ def all_rounds(run: Run) -> Path:
 def collecting(plan: Resolved, loaded: LoadedModel, step: int, siblings: int = 0) -> tuple[CollectPlan, SelectionRule]:
     """How a step's groups are drawn, and what becomes of those without signal. siblings: 0 is the recipe's number."""
     rollout, objective = plan.rollout, plan.objective
-    branching = Branching(rollout.branches, rollout.branch_at, rollout.branch_choice)
     drawn = CollectPlan(
         sampling=sampling_of(plan, loaded),
         group_size=siblings or rollout.group_size,
@@ -198,7 +193,7 @@ def collecting(plan: Resolved, loaded: LoadedModel, step: int, siblings: int = 0
         max_turns=rollout.max_turns,
         max_episode_tokens=rollout.max_episode_tokens,
         greedy_baseline=objective.advantage.baseline == "greedy",
-        branching=branching if rollout.branches > 1 else None,
+        branching=Branching.of(rollout.branches, rollout.branch_at, rollout.branch_choice),
         demonstrations=rollout.demonstrations,
     )
     return drawn, SelectionRule(
@@ -322,13 +317,6 @@ def require_own_weights(run: Run, batch: Selected) -> None:
                     f"{run.digest[:12]} (version {run.learner.optimiser.steps}): the engine did not take the weights "
                     f"over. Nothing was trained on them; `gropius resume {run.writer.folder}` goes on"
                 )
-
-
-def refresh_reference(run: Run, step: int) -> None:
-    """Every `train.reference_refresh` steps the reference becomes the policy as it is now; 0 leaves it fixed."""
-    every = run.plan.train.reference_refresh
-    if run.reference is not None and every and step % every == 0:
-        run.learner.team.refresh(run.reference, run.loaded.model)
 
 
 def require_agreement(run: Run, batch: Selected, logprobs: Sequence[Any]) -> None:

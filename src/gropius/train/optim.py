@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from gropius.errors import RecipeError, did_you_mean
-from gropius.recipe.schema import SftTable, TrainTable
+from gropius.recipe.schema import CriticTable, SftTable, TrainTable
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,14 @@ class OptimiserSettings:
     grad_clip: float = 1.0
 
 
-def settings_of(table: TrainTable | SftTable, per_step: int = 1) -> OptimiserSettings:
-    """What a table of the recipe says of the optimiser. per_step: optimiser steps in one of its steps."""
+def settings_of(table: TrainTable | SftTable | CriticTable, per_step: int = 1, steps: int = 0) -> OptimiserSettings:
+    """What a table of the recipe says of the optimiser. per_step: optimiser steps in one of its steps; steps: how many
+    of these there are, where the table has none of its own.
+    """
     own = {field.name for field in dataclasses.fields(OptimiserSettings)} & set(type(table).model_fields)
     same = {name: getattr(table, name) for name in sorted(own - {"warmup_steps"})}
-    return OptimiserSettings(**same, total_steps=table.steps * per_step, warmup_steps=table.warmup_steps * per_step)
+    total = steps if isinstance(table, CriticTable) else table.steps
+    return OptimiserSettings(**same, total_steps=total * per_step, warmup_steps=table.warmup_steps * per_step)
 
 
 def _constant(progress: float, final_ratio: float) -> float:
