@@ -50,9 +50,12 @@ def test_the_same_seed_gives_the_same_numbers(tmp_path: Path) -> None:
 
 
 def preset_settings(name: str) -> list[str]:
-    return [f'objective.preset="{name}"', "objective.aggregate.length=8"] if name in ("dr_grpo", "dppo") else [
-        f'objective.preset="{name}"'
-    ]  # fmt: skip
+    more = {
+        **dict.fromkeys(("dr_grpo", "dppo", "luffy"), "objective.aggregate.length=8"),
+        **dict.fromkeys(("pass_at_k", "pkpo"), "objective.advantage.k=2"),
+        "grpo_passk": "rollout.prompts=12",
+    }
+    return [f'objective.preset="{name}"', *([more[name]] if name in more else [])]
 
 
 def assert_logged_loss_is_explained(folder: Path) -> None:
