@@ -79,6 +79,7 @@ class TestContradictions:
             "rollout.stop_strings",
             'branch_at = "turn"',
         ),
+        (("objective.preset=ppo", "cluster.trainer_ranks=2"), "cluster.trainer_ranks", "write trainer_ranks = 1"),
         (("rollout.demonstrations=8",), "rollout.demonstrations", "no sampled sibling"),
         (
             ("rollout.demonstrations=1", "objective.ratio.anchor=sampler"),

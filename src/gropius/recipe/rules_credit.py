@@ -61,6 +61,17 @@ CONTRADICTIONS: tuple[Contradiction, ...] = (
         lambda d: f"every size divides into trunks of {d.recipe.rollout.branches}; write multiples of it",
     ),
     Contradiction(
+        "cluster.trainer_ranks",
+        lambda d: (
+            d.recipe.cluster.trainer_ranks > 1
+            and (d.objective.advantage.baseline in ("critic", "optimal_token") or d.objective.terms.entropy_target > 0)
+        ),
+        lambda d: (
+            "a critic, the optimal token baseline and an entropy target are computed by one process; "
+            "write trainer_ranks = 1"
+        ),
+    ),
+    Contradiction(
         "critic.epochs",
         lambda d: (
             d.objective.needs_critic
