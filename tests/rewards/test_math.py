@@ -244,7 +244,51 @@ def test_a_reply_that_commits_to_the_right_answer_scores(reply: str, gold: str) 
     assert verify(reply, gold).value == 1.0
 
 
+@pytest.mark.parametrize(
+    ("reply", "gold"),
+    [
+        ("\\boxed{42}\n\nOr maybe 43.", "42"),
+        (r"\boxed{42} \text{ or } 43", "42"),
+        (r"\boxed{42}. Alternatively, 43.", "42"),
+        ("#### 42 (or 43)", "42"),
+        (r"It is false that the answer is \boxed{42}.", "42"),
+        (r"I doubt that it is \boxed{42}.", "42"),
+        (r"It is unlikely that the answer is \boxed{42}.", "42"),
+        ("#### 42 is wrong", "42"),
+        ("~~42~~", "42"),
+        ("42 (but I am not sure)", "42"),
+        (r"\boxed{42}, but I'm not certain.", "42"),
+        (r"\boxed{42}, give or take", "42"),
+        ("42, give or take", "42"),
+        (r"\boxed{>42}", "42"),
+        ("(A) (B)", "A"),
+        ("(A) and B", "A"),
+    ],
+)
+def test_words_around_an_answer_that_take_it_back_are_heard(reply: str, gold: str) -> None:
+    assert verify(reply, gold).status == "rejected"
+
+
+@pytest.mark.parametrize(
+    ("reply", "gold"),
+    [
+        (r"\boxed{0.5} or 1/2", "0.5"),
+        (r"\boxed{1000}, or 1,000 in words", "1000"),
+        (r"Some doubt it, and 41 is wrong, yet the answer is \boxed{42}.", "42"),
+        (r"Since the claim is false the answer is \boxed{0}.", "0"),
+        (r"\boxed{42}. Let me know if you want 3 more examples or a proof.", "42"),
+        (r"I was not sure at first. The answer is \boxed{42}.", "42"),
+        ("(C) a dog", "C"),
+        ("> the question\n\nThe answer is 42.", "42"),
+    ],
+)
+def test_words_around_an_answer_that_stand_by_it_change_nothing(reply: str, gold: str) -> None:
+    assert verify(reply, gold).value == 1.0
+
+
 HOSTILE = [
+    "\\boxed{1} " + "or " * 50_000,
+    "doubt that " * 30_000 + "\\boxed{1}",
     r"\boxed{9^{9^{9^{9}}}-9^{9^{9^{9}}}+1}",
     "10^{10^{10}}",
     "100000000!",

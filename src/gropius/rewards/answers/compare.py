@@ -45,6 +45,7 @@ _BASES = {
 }
 _CHOICE = re.compile(r"\(?\s*([A-Ja-j])\s*[).:]?")
 _CHOICE_AND_TEXT = re.compile(r"(?:\(([A-J])\)|([A-J])[).:])\s*\S.*", re.S)
+_ANOTHER_CHOICE = re.compile(r"\([A-J]\)|\b(?:and|or|nor)\s+[A-J]\b|^\W*[A-J]\W*$")
 _ARTICLE = re.compile(r"^(?:the|an?)\s+")
 
 
@@ -112,7 +113,7 @@ def _words(text: str) -> str | None:
     if choice and (text.strip("() .:").isupper() or "(" in text) and not re.fullmatch(r"[a-z]", text):
         return choice.group(1).lower()
     long = _CHOICE_AND_TEXT.fullmatch(text)
-    if long:
+    if long and not _ANOTHER_CHOICE.search(text, max(long.end(1), long.end(2))):
         return (long.group(1) or long.group(2)).lower()
     if not re.fullmatch(r"[A-Za-z][A-Za-z'\- ]*[.!]?", text) or (len(text) == 1 and text.islower()):
         return None

@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Literal
 
 from gropius.rewards.answers.compare import MAX_CHARS, compare, parse_answer
+from gropius.rewards.answers.doubt import refuse_doubted
 from gropius.rewards.answers.errors import (
     EMPTY,
     HEDGED,
@@ -127,6 +128,8 @@ def extract_final(reply: str) -> Final:
         candidates = [bare]
     for candidate in candidates[-1:] if candidates[-1].source == "phrase" else candidates:
         _refuse_unsure(text, candidate)
+    final = candidates[-1]
+    refuse_doubted(text, (final.start, final.end), final.text, final.source == "bare")
     _refuse_rivals(text, candidates)
     last = candidates[-1]
     if _WITHDRAWN.search(text[last.end : last.end + 2000]):

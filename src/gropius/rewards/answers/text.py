@@ -84,7 +84,7 @@ def _unicode(text: str) -> str:
 
 
 def _markdown(text: str) -> str:
-    text = re.sub(r"^\s*(?:[*_`#>]+|•\s)\s*|(?<!\\)[*_`]+\s*$", "", text)
+    text = re.sub(r"^\s*(?:[*_`#]+|•\s)\s*|(?<!\\)[*_`]+\s*$", "", text)
     return re.sub(r"(?<![\w)}\]])\*\*|\*\*(?![\w({\\-])|`", " ", text)
 
 
