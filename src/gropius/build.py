@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,8 @@ from gropius.doctor.watch import Watch
 from gropius.errors import RecipeError
 from gropius.models.chat import ChatFormat
 from gropius.models.load import LoadedModel, load_model, save_model
+from gropius.models.lora import CONFIG as ADAPTER_CONFIG
+from gropius.models.lora import LoraSettings
 from gropius.models.tiny import TinyShape
 from gropius.objective.spec import Objective
 from gropius.plan.counts import PassCounts
@@ -37,9 +38,9 @@ from gropius.rollout.vllm.open import Trainer, open_vllm
 from gropius.tasks import TaskSet, load_tasks
 from gropius.tasks.preflight import Finding, overlong
 from gropius.tasks.preflight import preflight as look_over
-from gropius.train import ending, keep, loop, memory, pass_rates, randomness
+from gropius.train import ending, keep, loop, memory, pass_rates, randomness, reference
 from gropius.train import resume as continuing
-from gropius.train.checkpoint import Snapshot, weight_digest
+from gropius.train.checkpoint import Snapshot
 from gropius.train.evaluate import HeldOut
 from gropius.train.forward import Forward
 from gropius.train.interrupt import StopRequest
@@ -96,11 +97,17 @@ def isolation(resolved: Resolved, found: TaskSet) -> dict[str, Any] | None:
 
 
 def model(resolved: Resolved, folder: Path | None = None) -> LoadedModel:
-    """The policy of a recipe, or the one in a Hugging Face folder (of a checkpoint), with float32 master weights."""
+    """The policy of a recipe, or the one in a folder (of a checkpoint), with float32 master weights.
+
+    A folder holds the whole model, or an adapter: then the recipe's base is read, and the adapter put into it.
+    """
     table = resolved.model
+    lora = LoraSettings(**table.lora.model_dump(exclude={"dropout"})) if table.lora.on else None
+    if folder is not None and (folder / ADAPTER_CONFIG).is_file():
+        lora, folder = LoraSettings(adapter=str(folder)), None
     source = str(folder) if folder is not None else table.source
     tiny = TinyShape(**table.tiny.model_dump()) if source == "tiny" else None
-    return load_model(source, dtype="float32", device=table.device, seed=resolved.seed, tiny=tiny)
+    return load_model(source, dtype="float32", device=table.device, seed=resolved.seed, tiny=tiny, lora=lora)
 
 
 @dataclass(eq=False)
@@ -159,7 +166,12 @@ def _engine(resolved: Resolved, loaded: LoadedModel) -> TorchEngine | VllmEngine
 
 
 def _learner(resolved: Resolved, parts: _Parts, objective: Objective, settings: OptimiserSettings) -> Learner:
-    forward = Forward.of(parts.loaded.model, compute_dtype=resolved.model.dtype)
+    forward = Forward.of(
+        parts.loaded.model,
+        compute_dtype=resolved.model.dtype,
+        float32_head=resolved.model.head_dtype == "float32",
+        recompute=resolved.train.recompute,
+    )
     return Learner(
         forward,
         objective,
@@ -186,6 +198,8 @@ def _optimiser_settings(resolved: Resolved) -> OptimiserSettings:
         beta2=t.beta2,
         adam_epsilon=t.adam_epsilon,
         grad_clip=t.grad_clip,
+        kind=t.optimiser,
+        offload=t.offload,
     )
 
 
@@ -197,13 +211,15 @@ def train(resolved: Resolved, progress: Progress) -> Path:
     faults.arm_from_environment()
     randomness.seed_all(resolved.seed)
     with closing(_parts(resolved, progress)) as parts:
-        refuse_what_cannot_fit(resolved, parts.loaded.model.num_parameters(), machine_of(resolved.folder, parts.loaded))
-        document = resolved.as_dict() | parts.facts | {"origin": _origin(resolved, parts)}
+        every, trained = parts.loaded.sizes
+        refuse_what_cannot_fit(resolved, every, machine_of(resolved.folder, parts.loaded), trained=trained)
+        now = _origin(resolved, parts, None)
+        document = resolved.as_dict() | parts.facts | {"origin": now}
         with RunWriter.create(resolved.folder, document) as writer, StopRequest(progress.note) as stop:
             writer.write_tokenizer(parts.loaded.tokenizer.backend_tokenizer.to_str())
             if resolved.sft.steps:
                 _warm_start(resolved, parts, progress, stop)
-            return loop.train(_run(resolved, parts, writer, progress, stop))
+            return loop.train(_run(resolved, parts, now, (writer, progress, stop)))
 
 
 def resume(folder: Path, step: int | None, progress: Progress, settings: Sequence[str] = ()) -> Path:
@@ -222,7 +238,8 @@ def resume(folder: Path, step: int | None, progress: Progress, settings: Sequenc
         continuing.refuse_finished(folder, resolved, start.step)
         randomness.seed_all(resolved.seed)
         with closing(_parts(resolved, progress, start.model)) as parts:
-            for note in continuing.refuse_changes(folder, start, resolved, _origin(resolved, parts)):
+            now = _origin(resolved, parts, start.resumed)
+            for note in continuing.refuse_changes(folder, start, resolved, now):
                 progress.note(note)
             writer.rewind(start.step, start.metrics_bytes)
             stamp = isolating.restamped(document.get("sandbox"), parts.facts.get("sandbox"))
@@ -230,7 +247,7 @@ def resume(folder: Path, step: int | None, progress: Progress, settings: Sequenc
                 writer.describe(document | resolved.as_dict() | ({"sandbox": stamp} if stamp else {}))
             if start.snapshot is None and resolved.sft.steps:
                 _warm_start(resolved, parts, progress, stop)
-            run = _run(resolved, parts, writer, progress, stop)
+            run = _run(resolved, parts, now, (writer, progress, stop))
             if start.snapshot is not None:
                 _put_back(run, start.snapshot)
             return loop.train(run)
@@ -245,13 +262,13 @@ def fork(resolved: Resolved, source: tuple[Path, int | None], progress: Progress
     faults.arm_from_environment()
     folder, snapshot = continuing.forked(source, resolved)
     with closing(_parts(resolved, progress, folder / "model")) as parts:
-        now = _origin(resolved, parts)
+        now = _origin(resolved, parts, snapshot.facts["origin"])
         lineage, notes = continuing.lineage(source[0], snapshot, resolved, now)
         for note in notes:
             progress.note(note)
         document = resolved.as_dict() | parts.facts | {"origin": now, "fork": lineage}
         with RunWriter.create(resolved.folder, document) as writer, StopRequest(progress.note) as stop:
-            run = _run(resolved, parts, writer, progress, stop)
+            run = _run(resolved, parts, now, (writer, progress, stop))
             _put_back(run, snapshot)
             run.state.measured.clear()
             if snapshot.facts["origin"]["tasks"] != now["tasks"]:
@@ -260,9 +277,9 @@ def fork(resolved: Resolved, source: tuple[Path, int | None], progress: Progress
             return loop.train(run)
 
 
-def _origin(resolved: Resolved, parts: _Parts) -> dict[str, Any]:
-    """What a run begins with, to compare with when it goes on."""
-    return origin(resolved, parts.tasks, parts.loaded, parts.judge)
+def _origin(resolved: Resolved, parts: _Parts, began: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What a run begins with, to compare with when it goes on. began: the same of the run that a checkpoint is of."""
+    return origin(resolved, parts.tasks, parts.loaded, parts.judge, began)
 
 
 def _put_back(run: Run, snapshot: Snapshot) -> None:
@@ -275,14 +292,13 @@ def _put_back(run: Run, snapshot: Snapshot) -> None:
         memory.shrink(run, run.state.pack_tokens)
 
 
-def _run(resolved: Resolved, parts: _Parts, writer: RunWriter, progress: Progress, stop: StopRequest) -> Run:
+def _run(
+    resolved: Resolved, parts: _Parts, began: dict[str, Any], around: tuple[RunWriter, Progress, StopRequest]
+) -> Run:
+    writer, progress, stop = around
     learner = _learner(resolved, parts, resolved.objective, _optimiser_settings(resolved))
     if learner.forward.note:
         progress.note(learner.forward.note)
-    reference = None
-    if resolved.objective.needs_reference:
-        frozen = copy.deepcopy(parts.loaded.model).requires_grad_(False)
-        reference = Forward.of(frozen, compute_dtype=resolved.model.dtype)
     weights = {part.name: part.weight for part in getattr(parts.player.scorer, "parts", ())}
     return Run(
         plan=resolved,
@@ -290,7 +306,7 @@ def _run(resolved: Resolved, parts: _Parts, writer: RunWriter, progress: Progres
         tasks=parts.tasks,
         player=parts.player,
         learner=learner,
-        reference=reference,
+        reference=reference.make(resolved, parts.loaded, learner.forward),
         part_weights=weights,
         writer=writer,
         progress=progress,
@@ -298,7 +314,7 @@ def _run(resolved: Resolved, parts: _Parts, writer: RunWriter, progress: Progres
         stop=stop,
         keeper=Keeper(background=resolved.checkpoint.background),
         copies=Sinks(resolved.record.sinks, Place(writer.folder, resolved.as_dict()), progress.note),
-        origin=_origin(resolved, parts),
+        origin=began,
         randomness=randomness.capture(),
         watch=Watch(writer.folder, resolved.doctor.pause_on) if resolved.doctor.every else None,
         judge=parts.scorer,
@@ -310,6 +326,7 @@ def _warm_start(resolved: Resolved, parts: _Parts, progress: Progress, stop: Sto
     settings = OptimiserSettings(
         learning_rate=s.learning_rate, total_steps=s.steps, warmup_steps=s.warmup_steps, schedule=s.schedule,
         final_ratio=s.final_ratio, weight_decay=s.weight_decay, grad_clip=s.grad_clip,
+        kind=resolved.train.optimiser, offload=resolved.train.offload,
     )  # fmt: skip
     learner = _learner(resolved, parts, imitation(), settings)
     learner.settings = LearnerSettings(pack_tokens=resolved.train.pack_tokens)
@@ -332,7 +349,7 @@ def sft(resolved: Resolved, progress: Progress) -> Path:
     ):
         for label in ("before", "after"):
             if getattr(resolved.eval, label) and parts.tasks.held_out:
-                parts.player.engine.set_policy(0, weight_digest(parts.loaded.model))
+                parts.player.engine.set_policy(0, parts.loaded.digest())
                 found = asyncio.run(loop.evaluate_held_out(resolved, parts.loaded, parts.player))
                 progress.held_out(label, found)
                 writer.write_metrics(0, found.metrics())
@@ -345,7 +362,7 @@ def sft(resolved: Resolved, progress: Progress) -> Path:
 def evaluate(resolved: Resolved, progress: Progress, folder: Path | None = None) -> HeldOut:
     """Measure a recipe's model, or the one in `folder`, on the held-out tasks."""
     with closing(_parts(resolved, progress, folder)) as parts:
-        parts.player.engine.set_policy(0, weight_digest(parts.loaded.model))
+        parts.player.engine.set_policy(0, parts.loaded.digest())
         return asyncio.run(loop.evaluate_held_out(resolved, parts.loaded, parts.player))
 
 
@@ -356,7 +373,7 @@ def invariance(resolved: Resolved, progress: Progress) -> list[Invariance]:
         learner = _learner(resolved, parts, resolved.objective, _optimiser_settings(resolved))
         if resolved.sft.steps:
             _warm_start(resolved, parts, progress)
-        parts.player.engine.set_policy(0, weight_digest(parts.loaded.model))
+        parts.player.engine.set_policy(0, parts.loaded.digest())
         batch = asyncio.run(one_batch(resolved, parts.loaded, parts.player, learner))
         return invariances(learner.forward, resolved.objective, learner.settings, batch)
 
@@ -367,7 +384,7 @@ def pass_counts(resolved: Resolved, prompts: int, progress: Progress) -> PassCou
     with closing(_parts(resolved, progress)) as parts:
         if resolved.sft.steps:
             _warm_start(resolved, parts, progress)
-        parts.player.engine.set_policy(0, weight_digest(parts.loaded.model))
+        parts.player.engine.set_policy(0, parts.loaded.digest())
         return asyncio.run(pass_rates.pass_counts(resolved, parts.loaded, parts.player, prompts))
 
 

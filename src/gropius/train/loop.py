@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from gropius.doctor.watch import Watch
 from gropius.errors import EngineError, RunHalted
 from gropius.models.load import LoadedModel
@@ -31,16 +29,16 @@ from gropius.rollout import waiting
 from gropius.rollout.collect import CollectPlan, Player
 from gropius.rollout.select import Selected, SelectionRule, collect_selected
 from gropius.tasks.base import TaskSet
-from gropius.train import aside, checkpoint, checkup, ending, keep, memory, mismatch, randomness, schedule, trained
+from gropius.train import aside, checkup, ending, keep, memory, mismatch, randomness, schedule, trained
 from gropius.train.credit import Credit, Known, compare, needs_anchor_pass
 from gropius.train.deadline import within
 from gropius.train.evaluate import HeldOut, Limits, evaluate
-from gropius.train.forward import Forward
 from gropius.train.interrupt import StopRequest
 from gropius.train.keep import Keeper
 from gropius.train.order import TaskOrder
 from gropius.train.progress import Progress
 from gropius.train.randomness import Randomness
+from gropius.train.reference import Reference
 from gropius.train.sequences import TrainSequence, cut
 from gropius.train.step import Learner, UpdateReport
 from gropius.train.trained import Work
@@ -83,7 +81,7 @@ class Run:
     tasks: TaskSet
     player: Player
     learner: Learner
-    reference: Forward | None
+    reference: Reference | None
     part_weights: dict[str, float]
     writer: RunWriter
     progress: Progress
@@ -140,6 +138,7 @@ def all_rounds(run: Run) -> Path:
         require_verdicts(run, batch, step)
         known = score(run, batch, check_sampler=not state.agreed)
         credit = compare(plan.objective, batch.groups, known, plan.train.updates, run.part_weights)
+        known = refer(run, credit, known)
         with run.stop.held():
             reports = update(run, credit, known)
             hand_over_weights(run)
@@ -222,7 +221,7 @@ def _commonest(reasons: Counter[str]) -> str:
 
 
 def score(run: Run, batch: Selected, check_sampler: bool) -> Known:
-    """Log-probabilities that must be known before the first update: the anchor's, the reference's, or neither.
+    """Log-probabilities that must be known before advantages: the anchor's; the reference's for a KL in the reward.
 
     check_sampler: compare the policy with what the sampler reported, and stop before a weight has moved.
     """
@@ -237,10 +236,29 @@ def score(run: Run, batch: Selected, check_sampler: bool) -> Known:
             require_agreement(run, batch, scores.logprobs)
         if needed:
             anchor, entropy = scores.logprobs, scores.entropies
-    if run.reference is not None:
-        other = run.reference
-        reference = memory.with_less(run, lambda: run.learner.score(rows, forward=other)).logprobs
+    if run.reference is not None and objective.kl.place == "reward":
+        reference = score_reference(run, run.reference, rows)
     return Known(anchor, entropy if objective.selection.entropy_top < 1 else None, reference)
+
+
+def refer(run: Run, credit: Credit, known: Known) -> Known:
+    """Add the reference's log-probabilities for a KL in the loss: once a batch, part by part, of the rows that are run.
+
+    Laid in the packs that the first update lays: where the policy is the reference, the KL is exactly 0.
+    """
+    if run.reference is None or known.reference is not None:
+        return known
+    values: list[Any] = [None] * len(credit.assignment.responses)
+    for part in credit.parts:
+        for i, row in zip(part.rows, score_reference(run, run.reference, part.sequences), strict=True):
+            values[i] = row
+    return dataclasses.replace(known, reference=values)
+
+
+def score_reference(run: Run, reference: Reference, rows: Sequence[TrainSequence]) -> Sequence[Any]:
+    """Log-probabilities of rows under the reference; None for a row that is not run."""
+    with reference.standing_in() as forward:
+        return memory.with_less(run, lambda: run.learner.score(rows, forward=forward)).logprobs
 
 
 def update(run: Run, credit: Credit, known: Known) -> list[list[UpdateReport]]:
@@ -279,7 +297,7 @@ def watch(run: Run, report: UpdateReport, rows: Sequence[TrainSequence]) -> None
 
 def hand_over_weights(run: Run) -> None:
     """The engine samples from the policy as it is now; its completions carry the version and digest."""
-    run.digest = checkpoint.weight_digest(run.loaded.model)
+    run.digest = run.loaded.digest()
     run.player.engine.set_policy(run.learner.optimiser.steps, run.digest)
 
 
@@ -303,10 +321,7 @@ def refresh_reference(run: Run, step: int) -> None:
     """Every `train.reference_refresh` steps the reference becomes the policy as it is now; 0 leaves it fixed."""
     every = run.plan.train.reference_refresh
     if run.reference is not None and every and step % every == 0:
-        policy = dict(run.loaded.model.named_parameters())
-        with torch.no_grad():
-            for name, parameter in run.reference.model.named_parameters():
-                parameter.copy_(policy[name])
+        run.reference.refresh()
 
 
 def require_agreement(run: Run, batch: Selected, logprobs: Sequence[Any]) -> None:

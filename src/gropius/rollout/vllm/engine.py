@@ -153,7 +153,8 @@ class VllmEngine:
         return {"config": _plain(config), "options": options}
 
     def _hand_over(self, version: int, digest: str) -> None:
-        tensors = self._tensors(self.loaded.model)
+        merged = self.loaded.adapter is not None
+        tensors = list(self.loaded.weights()) if merged else self._tensors(self.loaded.model)
         file = None
         fields: dict[str, Any] = {"version": version, "digest": digest}
         if self._mailbox is not None:

@@ -1,0 +1,146 @@
+"""The KL target: the policy as it was at the start, or at the last refresh, without a second model where that can be.
+
+    all weights trained          a frozen copy of the model
+    a fresh adapter              the same model with the adapter off: at the start that is the policy, bit for bit
+    any other adapter            the same model with a frozen copy of what is trained laid in its place
+
+The adapter is off only where the start is the base itself: no trained adapter given, no warm start, no trained bias, no
+refresh.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from gropius.models.load import LoadedModel
+from gropius.models.lora import Adapter
+from gropius.recipe.resolve import Resolved
+from gropius.train.forward import Forward
+
+
+class Reference(Protocol):
+    """What a run asks of its reference."""
+
+    @contextmanager
+    def standing_in(self) -> Iterator[Forward]:
+        """Within the block the forward given computes the reference's log-probabilities. Not for gradients."""
+        ...
+
+    def refresh(self) -> None:
+        """Become the policy as it is now."""
+        ...
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """What a checkpoint has to keep of it; nothing where the base says it all."""
+        ...
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put back what `tensors` gave."""
+        ...
+
+
+def make(plan: Resolved, loaded: LoadedModel, forward: Forward) -> Reference | None:
+    """The reference of a run, made from the policy as it is now; None where the objective has no use for one."""
+    if not plan.objective.needs_reference:
+        return None
+    if loaded.adapter is None:
+        return FrozenCopy(loaded, forward)
+    lora = plan.model.lora
+    from_the_base = not lora.adapter and lora.bias == "none"
+    if from_the_base and not plan.sft.steps and not plan.train.reference_refresh:
+        return AdapterOff(loaded.adapter, forward)
+    return AdapterCopy(loaded.adapter, forward)
+
+
+class FrozenCopy:
+    """A second model."""
+
+    def __init__(self, loaded: LoadedModel, forward: Forward) -> None:
+        self._policy = dict(loaded.model.named_parameters())
+        frozen = copy.deepcopy(loaded.model).requires_grad_(False)
+        self.forward = Forward.of(
+            frozen, compute_dtype=forward.compute_dtype, float32_head=forward.float32_head, packed=forward.packed
+        )
+
+    @contextmanager
+    def standing_in(self) -> Iterator[Forward]:
+        """The copy's forward."""
+        yield self.forward
+
+    def refresh(self) -> None:
+        """Copy every weight."""
+        self.restore(self._policy)
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Every weight."""
+        return dict(self.forward.model.named_parameters())
+
+    @torch.no_grad()
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy every weight back."""
+        for name, parameter in self.forward.model.named_parameters():
+            parameter.copy_(tensors[name])
+
+
+class AdapterOff:
+    """The policy's own model, its adapter off."""
+
+    def __init__(self, adapter: Adapter, forward: Forward) -> None:
+        self._adapter, self._forward = adapter, forward
+
+    @contextmanager
+    def standing_in(self) -> Iterator[Forward]:
+        """The policy's forward, without the adapter."""
+        with self._adapter.disabled():
+            yield self._forward
+
+    def refresh(self) -> None:
+        """Never asked for: a recipe that refreshes has an `AdapterCopy`."""
+        raise RuntimeError("the base cannot become the policy; a reference that is refreshed is a copy of the adapter")
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Nothing."""
+        return {}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Nothing to put back."""
+
+
+class AdapterCopy:
+    """The policy's own model, with a copy of what is trained in the place of it."""
+
+    def __init__(self, adapter: Adapter, forward: Forward) -> None:
+        self._trained, self._forward = adapter.trained, forward
+        self._kept = {name: p.detach().clone() for name, p in adapter.trained.items()}
+
+    @contextmanager
+    def standing_in(self) -> Iterator[Forward]:
+        """The policy's forward; its own tensors are back afterwards, untouched."""
+        own = {name: p.data for name, p in self._trained.items()}
+        try:
+            for name, p in self._trained.items():
+                p.data = self._kept[name]
+            yield self._forward
+        finally:
+            for name, p in self._trained.items():
+                p.data = own[name]
+
+    def refresh(self) -> None:
+        """Copy the adapter."""
+        self.restore(self._trained)
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """The copy."""
+        return self._kept
+
+    @torch.no_grad()
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy it back."""
+        for name, kept in self._kept.items():
+            kept.copy_(tensors[name])
