@@ -23,6 +23,7 @@ from gropius.plan.counts import PassCounts
 from gropius.recipe import from_dict
 from gropius.recipe.capacity import refuse_what_cannot_fit
 from gropius.recipe.resolve import Resolved
+from gropius.recipe.schema import SftTable, TrainTable
 from gropius.records import faults
 from gropius.records.reader import RunReader
 from gropius.records.sinks import Place, Sinks
@@ -184,22 +185,17 @@ def _learner(resolved: Resolved, parts: _Parts, objective: Objective, settings: 
     )
 
 
-def _optimiser_settings(resolved: Resolved) -> OptimiserSettings:
-    t = resolved.train
-    per_step = t.updates * t.epochs
+def _optimiser_settings(resolved: Resolved, table: TrainTable | SftTable) -> OptimiserSettings:
+    """Of training, or of the warm start. Both keep their moments as `train` says."""
+    train = resolved.train
+    warm = isinstance(table, SftTable)
+    numbers = ["learning_rate", "schedule", "final_ratio", "weight_decay", "grad_clip"]
+    numbers += [] if warm else ["beta1", "beta2", "adam_epsilon"]
+    per_step = 1 if warm else train.updates * train.epochs
+    steps, warmup = table.steps * per_step, table.warmup_steps * per_step
+    same = {name: getattr(table, name) for name in numbers}
     return OptimiserSettings(
-        learning_rate=t.learning_rate,
-        total_steps=t.steps * per_step,
-        warmup_steps=t.warmup_steps * per_step,
-        schedule=t.schedule,
-        final_ratio=t.final_ratio,
-        weight_decay=t.weight_decay,
-        beta1=t.beta1,
-        beta2=t.beta2,
-        adam_epsilon=t.adam_epsilon,
-        grad_clip=t.grad_clip,
-        kind=t.optimiser,
-        offload=t.offload,
+        total_steps=steps, warmup_steps=warmup, kind=train.optimiser, offload=train.offload, **same
     )
 
 
@@ -296,9 +292,8 @@ def _run(
     resolved: Resolved, parts: _Parts, began: dict[str, Any], around: tuple[RunWriter, Progress, StopRequest]
 ) -> Run:
     writer, progress, stop = around
-    learner = _learner(resolved, parts, resolved.objective, _optimiser_settings(resolved))
-    if learner.forward.note:
-        progress.note(learner.forward.note)
+    learner = _learner(resolved, parts, resolved.objective, _optimiser_settings(resolved, resolved.train))
+    progress.note(learner.forward.describe())
     weights = {part.name: part.weight for part in getattr(parts.player.scorer, "parts", ())}
     return Run(
         plan=resolved,
@@ -323,11 +318,7 @@ def _run(
 
 def _warm_start(resolved: Resolved, parts: _Parts, progress: Progress, stop: StopRequest | None = None) -> None:
     s = resolved.sft
-    settings = OptimiserSettings(
-        learning_rate=s.learning_rate, total_steps=s.steps, warmup_steps=s.warmup_steps, schedule=s.schedule,
-        final_ratio=s.final_ratio, weight_decay=s.weight_decay, grad_clip=s.grad_clip,
-        kind=resolved.train.optimiser, offload=resolved.train.offload,
-    )  # fmt: skip
+    settings = _optimiser_settings(resolved, s)
     learner = _learner(resolved, parts, imitation(), settings)
     learner.settings = LearnerSettings(pack_tokens=resolved.train.pack_tokens)
 
@@ -370,7 +361,7 @@ def invariance(resolved: Resolved, progress: Progress) -> list[Invariance]:
     """Draw and score one batch of the recipe, and compare its gradient under every layout of the work."""
     randomness.seed_all(resolved.seed)
     with closing(_parts(resolved, progress)) as parts:
-        learner = _learner(resolved, parts, resolved.objective, _optimiser_settings(resolved))
+        learner = _learner(resolved, parts, resolved.objective, _optimiser_settings(resolved, resolved.train))
         if resolved.sft.steps:
             _warm_start(resolved, parts, progress)
         parts.player.engine.set_policy(0, parts.loaded.digest())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -139,6 +140,7 @@ def attach(model: PreTrainedModel, settings: LoraSettings, seed: int, source: st
     """
     if importlib.util.find_spec("peft") is None:
         raise ModelError("[model.lora] needs the package peft: pip install 'gropius[lora]'")
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # peft imports it where it is, and it tells of kernels
     import peft
 
     digest = weight_digest(model)
