@@ -189,8 +189,8 @@ def _optimiser_settings(resolved: Resolved, table: TrainTable | SftTable) -> Opt
     """Of training, or of the warm start. Both keep their moments as `train` says."""
     train = resolved.train
     warm = isinstance(table, SftTable)
-    numbers = ["learning_rate", "schedule", "final_ratio", "weight_decay", "grad_clip"]
-    numbers += [] if warm else ["beta1", "beta2", "adam_epsilon"]
+    numbers = ("learning_rate", "schedule", "final_ratio", "weight_decay", "grad_clip")
+    numbers += () if warm else ("beta1", "beta2", "adam_epsilon")
     per_step = 1 if warm else train.updates * train.epochs
     steps, warmup = table.steps * per_step, table.warmup_steps * per_step
     same = {name: getattr(table, name) for name in numbers}
@@ -318,8 +318,7 @@ def _run(
 
 def _warm_start(resolved: Resolved, parts: _Parts, progress: Progress, stop: StopRequest | None = None) -> None:
     s = resolved.sft
-    settings = _optimiser_settings(resolved, s)
-    learner = _learner(resolved, parts, imitation(), settings)
+    learner = _learner(resolved, parts, imitation(), _optimiser_settings(resolved, s))
     learner.settings = LearnerSettings(pack_tokens=resolved.train.pack_tokens)
 
     def report(step: int, update: UpdateReport) -> None:
