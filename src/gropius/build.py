@@ -189,14 +189,12 @@ def _optimiser_settings(resolved: Resolved, table: TrainTable | SftTable) -> Opt
     """Of training, or of the warm start. Both keep their moments as `train` says."""
     train = resolved.train
     warm = isinstance(table, SftTable)
-    numbers = ("learning_rate", "schedule", "final_ratio", "weight_decay", "grad_clip")
-    numbers += () if warm else ("beta1", "beta2", "adam_epsilon")
+    numbers = ["learning_rate", "schedule", "final_ratio", "weight_decay", "grad_clip"]
+    numbers += [] if warm else ["beta1", "beta2", "adam_epsilon"]
     per_step = 1 if warm else train.updates * train.epochs
-    steps, warmup = table.steps * per_step, table.warmup_steps * per_step
-    same = {name: getattr(table, name) for name in numbers}
-    return OptimiserSettings(
-        total_steps=steps, warmup_steps=warmup, kind=train.optimiser, offload=train.offload, **same
-    )
+    same: dict[str, Any] = {name: getattr(table, name) for name in numbers}
+    same |= {"total_steps": table.steps * per_step, "warmup_steps": table.warmup_steps * per_step}
+    return OptimiserSettings(kind=train.optimiser, offload=train.offload, **same)
 
 
 def train(resolved: Resolved, progress: Progress) -> Path:
