@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -18,7 +18,7 @@ from transformers.utils import logging as transformers_logging
 from gropius.errors import ModelError, did_you_mean
 from gropius.models.digest import weight_digest
 from gropius.models.lora import CONFIG as ADAPTER_CONFIG
-from gropius.models.lora import Adapter, LoraSettings, attach, effective_weight
+from gropius.models.lora import Adapter, LoraSettings, attach
 from gropius.models.package import packaged_model_folder
 from gropius.models.tiny import TinyShape, tiny_model
 
@@ -60,19 +60,6 @@ class LoadedModel:
         """The tensors that `save_model` writes: all of the model's, or the adapter's."""
         state: Mapping[str, torch.Tensor] = self.model.state_dict(keep_vars=True)
         return state if self.adapter is None else self.adapter.state()
-
-    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The policy's weights one by one under the base's names, an adapter merged in: what an outside engine loads.
-
-        Tied ones once. A merged matrix is made for the moment it is yielded; the model is left as it is.
-        """
-        layers = {} if self.adapter is None else self.adapter.layers
-        for name, parameter in self.model.named_parameters():
-            owner, _, own = name.partition(".base_layer.")
-            if own and owner in layers:
-                yield f"{owner}.{own}", effective_weight(layers[owner]) if own == "weight" else parameter.detach()
-            elif name.partition(".lora_")[0] not in layers:
-                yield name, parameter.detach()
 
 
 def load_model(

@@ -38,7 +38,7 @@ from gropius.train.keep import Keeper
 from gropius.train.order import TaskOrder
 from gropius.train.progress import Progress
 from gropius.train.randomness import Randomness
-from gropius.train.reference import Reference
+from gropius.train.reference import Reference, refer, score_reference
 from gropius.train.sequences import TrainSequence, cut
 from gropius.train.step import Learner, UpdateReport
 from gropius.train.trained import Work
@@ -239,26 +239,6 @@ def score(run: Run, batch: Selected, check_sampler: bool) -> Known:
     if run.reference is not None and objective.kl.place == "reward":
         reference = score_reference(run, run.reference, rows)
     return Known(anchor, entropy if objective.selection.entropy_top < 1 else None, reference)
-
-
-def refer(run: Run, credit: Credit, known: Known) -> Known:
-    """Add the reference's log-probabilities for a KL in the loss: once a batch, part by part, of the rows that are run.
-
-    Laid in the packs that the first update lays: where the policy is the reference, the KL is exactly 0.
-    """
-    if run.reference is None or known.reference is not None:
-        return known
-    values: list[Any] = [None] * len(credit.assignment.responses)
-    for part in credit.parts:
-        for i, row in zip(part.rows, score_reference(run, run.reference, part.sequences), strict=True):
-            values[i] = row
-    return dataclasses.replace(known, reference=values)
-
-
-def score_reference(run: Run, reference: Reference, rows: Sequence[TrainSequence]) -> Sequence[Any]:
-    """Log-probabilities of rows under the reference; None for a row that is not run."""
-    with reference.standing_in() as forward:
-        return memory.with_less(run, lambda: run.learner.score(rows, forward=forward)).logprobs
 
 
 def update(run: Run, credit: Credit, known: Known) -> list[list[UpdateReport]]:

@@ -11,9 +11,10 @@ refresh.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,7 +22,13 @@ from torch import Tensor
 from gropius.models.load import LoadedModel
 from gropius.models.lora import Adapter
 from gropius.recipe.resolve import Resolved
+from gropius.train import memory
+from gropius.train.credit import Credit, Known
 from gropius.train.forward import Forward
+from gropius.train.sequences import TrainSequence
+
+if TYPE_CHECKING:
+    from gropius.train.loop import Run
 
 
 class Reference(Protocol):
@@ -144,3 +151,23 @@ class AdapterCopy:
         """Copy it back."""
         for name, kept in self._kept.items():
             kept.copy_(tensors[name])
+
+
+def refer(run: Run, credit: Credit, known: Known) -> Known:
+    """Add the reference's log-probabilities for a KL in the loss: once a batch, part by part, of the rows that are run.
+
+    Laid in the packs that the first update lays: where the policy is the reference, the KL is exactly 0.
+    """
+    if run.reference is None or known.reference is not None:
+        return known
+    values: list[Any] = [None] * len(credit.assignment.responses)
+    for part in credit.parts:
+        for i, row in zip(part.rows, score_reference(run, run.reference, part.sequences), strict=True):
+            values[i] = row
+    return dataclasses.replace(known, reference=values)
+
+
+def score_reference(run: Run, reference: Reference, rows: Sequence[TrainSequence]) -> Sequence[Any]:
+    """Log-probabilities of rows under the reference; None for a row that is not run."""
+    with reference.standing_in() as forward:
+        return memory.with_less(run, lambda: run.learner.score(rows, forward=forward)).logprobs

@@ -153,8 +153,7 @@ class VllmEngine:
         return {"config": _plain(config), "options": options}
 
     def _hand_over(self, version: int, digest: str) -> None:
-        merged = self.loaded.adapter is not None
-        tensors = list(self.loaded.weights()) if merged else self._tensors(self.loaded.model)
+        tensors = self._tensors(self.loaded.model)
         file = None
         fields: dict[str, Any] = {"version": version, "digest": digest}
         if self._mailbox is not None:
