@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +17,15 @@ from gropius.doctor.watch import Watch
 from gropius.errors import RecipeError
 from gropius.models.chat import ChatFormat
 from gropius.models.load import LoadedModel, load_model, save_model
+from gropius.models.lora import CONFIG as ADAPTER_CONFIG
+from gropius.models.lora import LoraSettings
 from gropius.models.tiny import TinyShape
 from gropius.objective.spec import Objective
 from gropius.plan.counts import PassCounts
 from gropius.recipe import from_dict
 from gropius.recipe.capacity import refuse_what_cannot_fit
 from gropius.recipe.resolve import Resolved
+from gropius.recipe.schema import SftTable, TrainTable
 from gropius.records import faults
 from gropius.records.reader import RunReader
 from gropius.records.sinks import Place, Sinks
@@ -39,9 +41,9 @@ from gropius.rollout.vllm.open import Trainer, open_vllm
 from gropius.tasks import TaskSet, load_tasks
 from gropius.tasks.preflight import Finding, overlong
 from gropius.tasks.preflight import preflight as look_over
-from gropius.train import advance, ending, keep, loop, memory, pass_rates, randomness
+from gropius.train import advance, ending, keep, loop, memory, pass_rates, randomness, reference
 from gropius.train import resume as continuing
-from gropius.train.checkpoint import Snapshot, weight_digest
+from gropius.train.checkpoint import Snapshot
 from gropius.train.critic import Critic
 from gropius.train.critic_checks import critic_invariances
 from gropius.train.evaluate import HeldOut
@@ -56,7 +58,7 @@ from gropius.train.origin import origin
 from gropius.train.progress import Progress
 from gropius.train.sft import WarmStart, imitation, warm_start
 from gropius.train.step import Learner, LearnerSettings, UpdateReport
-from gropius.train.team import POLICY, REFERENCE, Team
+from gropius.train.team import POLICY, Team
 from gropius.train.trial import one_batch
 
 
@@ -101,14 +103,19 @@ def isolation(resolved: Resolved, found: TaskSet) -> dict[str, Any] | None:
 
 
 def model(resolved: Resolved, folder: Path | None = None, device: str = "") -> LoadedModel:
-    """The policy of a recipe, or the one in a Hugging Face folder (of a checkpoint), with float32 master weights.
+    """The policy of a recipe, or the one in a folder (of a checkpoint), with float32 master weights.
 
+    A folder holds the whole model, or an adapter: then the recipe's base is read, and the adapter put into it.
     device: of a rank; "" is the recipe's.
     """
     table = resolved.model
+    lora = LoraSettings(**table.lora.model_dump(exclude={"dropout"})) if table.lora.on else None
+    if folder is not None and (folder / ADAPTER_CONFIG).is_file():
+        lora, folder = LoraSettings(adapter=str(folder)), None
     source = str(folder) if folder is not None else table.source
     tiny = TinyShape(**table.tiny.model_dump()) if source == "tiny" else None
-    return load_model(source, dtype="float32", device=device or table.device, seed=resolved.seed, tiny=tiny)
+    where = device or table.device
+    return load_model(source, dtype="float32", device=where, seed=resolved.seed, tiny=tiny, lora=lora)
 
 
 @dataclass(eq=False)
@@ -170,7 +177,12 @@ def engine(resolved: Resolved, loaded: LoadedModel) -> TorchEngine | VllmEngine:
 
 def forward(resolved: Resolved, policy: PreTrainedModel) -> Forward:
     """The way over packs of a model, as the recipe wants it computed."""
-    return Forward.of(policy, compute_dtype=resolved.model.dtype)
+    return Forward.of(
+        policy,
+        compute_dtype=resolved.model.dtype,
+        float32_head=resolved.model.head_dtype == "float32",
+        recompute=resolved.train.recompute,
+    )
 
 
 def _learner(resolved: Resolved, parts: _Parts, objective: Objective, settings: OptimiserSettings) -> Learner:
@@ -198,13 +210,15 @@ def train(resolved: Resolved, progress: Progress, team: Team | None = None) -> P
     faults.arm_from_environment()
     randomness.seed_all(resolved.seed)
     with closing(_parts(resolved, progress, team=team)) as parts:
-        refuse_what_cannot_fit(resolved, parts.loaded.model.num_parameters(), machine_of(resolved.folder, parts.loaded))
-        document = resolved.as_dict() | parts.facts | {"origin": _origin(resolved, parts)}
+        every, trained = parts.loaded.sizes
+        refuse_what_cannot_fit(resolved, every, machine_of(resolved.folder, parts.loaded), trained=trained)
+        now = _origin(resolved, parts, None)
+        document = resolved.as_dict() | parts.facts | {"origin": now}
         with RunWriter.create(resolved.folder, document) as writer, StopRequest(progress.note) as stop:
             writer.write_tokenizer(parts.loaded.tokenizer.backend_tokenizer.to_str())
             if resolved.sft.steps:
                 _warm_start(resolved, parts, progress, stop)
-            return loop.train(_run(resolved, parts, writer, progress, stop))
+            return loop.train(_run(resolved, parts, now, (writer, progress, stop)))
 
 
 def resume(
@@ -225,7 +239,8 @@ def resume(
         continuing.refuse_finished(folder, resolved, start.step)
         randomness.seed_all(resolved.seed)
         with closing(_parts(resolved, progress, start.model, team)) as parts:
-            for note in continuing.refuse_changes(folder, start, resolved, _origin(resolved, parts)):
+            now = _origin(resolved, parts, start.resumed)
+            for note in continuing.refuse_changes(folder, start, resolved, now):
                 progress.note(note)
             writer.rewind(start.step, start.metrics_bytes)
             stamp = isolating.restamped(document.get("sandbox"), parts.facts.get("sandbox"))
@@ -233,7 +248,7 @@ def resume(
                 writer.describe(document | resolved.as_dict() | ({"sandbox": stamp} if stamp else {}))
             if start.snapshot is None and resolved.sft.steps:
                 _warm_start(resolved, parts, progress, stop)
-            run = _run(resolved, parts, writer, progress, stop)
+            run = _run(resolved, parts, now, (writer, progress, stop))
             if start.snapshot is not None:
                 _put_back(run, start.snapshot)
             return loop.train(run)
@@ -248,13 +263,13 @@ def fork(resolved: Resolved, source: tuple[Path, int | None], progress: Progress
     faults.arm_from_environment()
     folder, snapshot = continuing.forked(source, resolved)
     with closing(_parts(resolved, progress, folder / "model", team)) as parts:
-        now = _origin(resolved, parts)
+        now = _origin(resolved, parts, snapshot.facts["origin"])
         lineage, notes = continuing.lineage(source[0], snapshot, resolved, now)
         for note in notes:
             progress.note(note)
         document = resolved.as_dict() | parts.facts | {"origin": now, "fork": lineage}
         with RunWriter.create(resolved.folder, document) as writer, StopRequest(progress.note) as stop:
-            run = _run(resolved, parts, writer, progress, stop)
+            run = _run(resolved, parts, now, (writer, progress, stop))
             _put_back(run, snapshot)
             run.state.measured.clear()
             if snapshot.facts["origin"]["tasks"] != now["tasks"]:
@@ -263,9 +278,9 @@ def fork(resolved: Resolved, source: tuple[Path, int | None], progress: Progress
             return loop.train(run)
 
 
-def _origin(resolved: Resolved, parts: _Parts) -> dict[str, Any]:
-    """What a run begins with, to compare with when it goes on."""
-    return origin(resolved, parts.tasks, parts.loaded, parts.judge)
+def _origin(resolved: Resolved, parts: _Parts, began: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What a run begins with, to compare with when it goes on. began: the same of the run that a checkpoint is of."""
+    return origin(resolved, parts.tasks, parts.loaded, parts.judge, began)
 
 
 def _put_back(run: Run, snapshot: Snapshot) -> None:
@@ -279,20 +294,12 @@ def _put_back(run: Run, snapshot: Snapshot) -> None:
         memory.shrink(run, run.state.pack_tokens)
 
 
-def _run(resolved: Resolved, parts: _Parts, writer: RunWriter, progress: Progress, stop: StopRequest) -> Run:
-    learner = _learner(
-        resolved,
-        parts,
-        resolved.objective,
-        settings_of(resolved.train, resolved.derived.optimiser_steps_per_step),
-    )
-    if learner.forward.note:
-        progress.note(learner.forward.note)
-    reference = None
-    if resolved.objective.needs_reference:
-        parts.team.publish(parts.loaded.model, 0)
-        frozen = copy.deepcopy(parts.loaded.model).requires_grad_(False)
-        reference = parts.team.join(REFERENCE, frozen, functools.partial(forward, resolved))
+def _run(
+    resolved: Resolved, parts: _Parts, began: dict[str, Any], around: tuple[RunWriter, Progress, StopRequest]
+) -> Run:
+    writer, progress, stop = around
+    learner = _learner(resolved, parts, resolved.objective, _settings(resolved))
+    progress.note(learner.forward.describe())
     weights = {part.name: part.weight for part in getattr(parts.player.scorer, "parts", ())}
     return Run(
         plan=resolved,
@@ -300,7 +307,7 @@ def _run(resolved: Resolved, parts: _Parts, writer: RunWriter, progress: Progres
         tasks=parts.tasks,
         player=parts.player,
         learner=learner,
-        reference=reference,
+        reference=reference.make(resolved, parts.loaded, learner, functools.partial(forward, resolved)),
         part_weights=weights,
         writer=writer,
         progress=progress,
@@ -308,7 +315,7 @@ def _run(resolved: Resolved, parts: _Parts, writer: RunWriter, progress: Progres
         stop=stop,
         keeper=Keeper(background=resolved.checkpoint.background),
         copies=Sinks(resolved.record.sinks, Place(writer.folder, resolved.as_dict()), progress.note),
-        origin=_origin(resolved, parts),
+        origin=began,
         randomness=randomness.capture(),
         watch=Watch(writer.folder, resolved.doctor.pause_on) if resolved.doctor.every else None,
         judge=parts.scorer,
@@ -316,15 +323,19 @@ def _run(resolved: Resolved, parts: _Parts, writer: RunWriter, progress: Progres
     )
 
 
+def _settings(resolved: Resolved) -> OptimiserSettings:
+    return settings_of(resolved.train, resolved.train, resolved.derived.optimiser_steps_per_step)
+
+
 def _critic(resolved: Resolved, learner: Learner) -> Critic | None:
     table, per_step = resolved.critic, resolved.derived.optimiser_steps_per_step * resolved.critic.epochs
-    settings = settings_of(table, per_step, resolved.train.steps)
+    settings = settings_of(table, resolved.train, per_step, resolved.train.steps)
     return Critic.beside(learner, table, settings) if resolved.objective.needs_critic else None
 
 
 def _warm_start(resolved: Resolved, parts: _Parts, progress: Progress, stop: StopRequest | None = None) -> None:
     s = resolved.sft
-    learner = _learner(resolved, parts, imitation(), settings_of(s))
+    learner = _learner(resolved, parts, imitation(), settings_of(s, resolved.train))
     learner.settings = LearnerSettings(pack_tokens=resolved.train.pack_tokens)
 
     def report(step: int, update: UpdateReport) -> None:
@@ -345,7 +356,7 @@ def sft(resolved: Resolved, progress: Progress) -> Path:
     ):
         for label in ("before", "after"):
             if getattr(resolved.eval, label) and parts.tasks.held_out:
-                parts.player.engine.set_policy(0, weight_digest(parts.loaded.model))
+                parts.player.engine.set_policy(0, parts.loaded.digest())
                 found = asyncio.run(loop.evaluate_held_out(resolved, parts.loaded, parts.player))
                 progress.held_out(label, found)
                 writer.write_metrics(0, found.metrics())
@@ -358,7 +369,7 @@ def sft(resolved: Resolved, progress: Progress) -> Path:
 def evaluate(resolved: Resolved, progress: Progress, folder: Path | None = None) -> HeldOut:
     """Measure a recipe's model, or the one in `folder`, on the held-out tasks."""
     with closing(_parts(resolved, progress, folder)) as parts:
-        parts.player.engine.set_policy(0, weight_digest(parts.loaded.model))
+        parts.player.engine.set_policy(0, parts.loaded.digest())
         return asyncio.run(loop.evaluate_held_out(resolved, parts.loaded, parts.player))
 
 
@@ -366,15 +377,10 @@ def invariance(resolved: Resolved, progress: Progress) -> list[Invariance]:
     """Draw and score one batch of the recipe, and compare its gradient under every layout of the work."""
     randomness.seed_all(resolved.seed)
     with closing(_parts(resolved, progress)) as parts:
-        learner = _learner(
-            resolved,
-            parts,
-            resolved.objective,
-            settings_of(resolved.train, resolved.derived.optimiser_steps_per_step),
-        )
+        learner = _learner(resolved, parts, resolved.objective, _settings(resolved))
         if resolved.sft.steps:
             _warm_start(resolved, parts, progress)
-        parts.player.engine.set_policy(0, weight_digest(parts.loaded.model))
+        parts.player.engine.set_policy(0, parts.loaded.digest())
         critic = _critic(resolved, learner)
         batch = asyncio.run(one_batch(resolved, parts.loaded, parts.player, learner, critic))
         found = invariances(learner.forward, resolved.objective, learner.settings, batch)
@@ -387,7 +393,7 @@ def pass_counts(resolved: Resolved, prompts: int, progress: Progress) -> PassCou
     with closing(_parts(resolved, progress)) as parts:
         if resolved.sft.steps:
             _warm_start(resolved, parts, progress)
-        parts.player.engine.set_policy(0, weight_digest(parts.loaded.model))
+        parts.player.engine.set_policy(0, parts.loaded.digest())
         return asyncio.run(pass_rates.pass_counts(resolved, parts.loaded, parts.player, prompts))
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import Gemma2Config, Gemma2ForCausalLM
+from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from gropius.errors import ModelError
 from gropius.models import logprobs as module
@@ -122,3 +122,27 @@ def test_an_architecture_that_does_more_to_its_logits_is_refused():
     model = load_model("tiny", tiny=TinyShape(hidden=32, layers=1)).model
     with pytest.raises(ModelError, match="Doubled does more"):
         Head.of(Doubled(model.config))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_vocabulary_of_150_000_has_the_gradient_of_the_plain_computation_to_a_millionth(tied):
+    """Of a whole model, the embedding included: tied, it gets both gradients in one tensor."""
+    shape = {"vocab_size": 150_000, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**shape, num_attention_heads=1, tie_word_embeddings=tied)).double()
+    ids = torch.randint(0, 150_000, (1, 40))
+    targets = torch.randint(0, 150_000, (40,))
+    gradients = []
+    for ours in (True, False):
+        model.zero_grad()
+        hidden = backbone(model)(input_ids=ids, use_cache=False).last_hidden_state[0]
+        if ours:  # float32, as training computes it, against float64
+            head = Head(model.lm_head.weight.float())
+            logprobs, entropy = token_logprobs(hidden.float(), head, targets, temperature=0.9, entropy=True)
+        else:
+            logprobs, entropy = plain(hidden, Head(model.lm_head.weight), targets, 0.9)
+        (logprobs.double().sum() + entropy.double().sum()).backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    whole = torch.cat([g.flatten() for g in gradients[1]]).norm()
+    for found, expected in zip(*gradients, strict=True):
+        assert (found - expected).norm() <= 1e-6 * whole

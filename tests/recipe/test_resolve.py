@@ -97,6 +97,7 @@ class TestContradictions:
             "the policy would never move",
         ),
         (("objective.preset=pkpo", "objective.advantage.k=9"), "objective.advantage.k", "group_size = 18"),
+        (("model.lora.rank=8", "model.lora.dropout=0.1"), "model.lora.dropout", "write dropout = 0"),
     )
 
     @pytest.mark.parametrize(("settings", "key", "says"), CASES)
@@ -155,6 +156,18 @@ class TestUselessKeys:
         (("rollout.engine=vllm", "rollout.vllm.address=/run/s"), "rollout.vllm.address"),
         (("rollout.engine=vllm", *SERVER, "rollout.vllm.python=/p"), "rollout.vllm.python"),
         (("rollout.engine=vllm", 'rollout.vllm.devices="1"'), "rollout.vllm.devices"),
+        (("model.lora.alpha=8.0",), "model.lora.alpha"),
+        *(
+            (("model.lora.adapter=folder", f"model.lora.{key}={value}"), f"model.lora.{key}")
+            for key, value in (
+                ("rank", 8),
+                ("alpha", 8.0),
+                ("target_modules", '["q_proj"]'),
+                ("bias", "all"),
+                ("init", "gaussian"),
+            )
+        ),
+        (("model.head_dtype=float32",), "model.head_dtype"),
     )
 
     @pytest.mark.parametrize(("settings", "key"), CASES)
@@ -175,6 +188,10 @@ class TestUselessKeys:
 
     def test_a_useless_key_with_its_default_value_is_harmless(self) -> None:
         resolve(BASE, ["objective.kl.estimator=none", "train.reference_refresh=0", "checkpoint.keep_last=2"])
+
+    def test_an_adapter_is_switched_off_by_its_rank_alone(self) -> None:
+        recipe = {**BASE, "model": {"lora": {"rank": 8, "alpha": 16.0}}}
+        assert resolve(recipe).model.lora.on and not resolve(recipe, ["model.lora.rank=0"]).model.lora.on
 
     def test_a_warm_start_is_switched_off_by_its_steps_alone(self) -> None:
         recipe = {**BASE, "sft": {"steps": 10, "batch": 32}}

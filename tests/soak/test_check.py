@@ -13,6 +13,7 @@ RECIPES = {
     "arithmetic": [],
     "guess-number": [],
     "arithmetic, several updates": ["train.updates=2", "train.epochs=2"],
+    "arithmetic, LoRA": ["model.lora.rank=8"],
     "arithmetic, dynamic sampling": ['objective.preset="dapo"', 'objective.selection.dead="refill"'],
 }
 

@@ -106,6 +106,8 @@ class _Frugal:
 
 
 def _serve() -> None:
+    import peft  # noqa: F401
+
     from gropius import build  # noqa: F401
     from gropius.models.load import load_model
     from gropius.models.tiny import TinyShape

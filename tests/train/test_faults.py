@@ -129,6 +129,8 @@ VARIANTS: dict[str, tuple[dict[str, Any], list[str]]] = {
         [],
     ),
     "a reference that moves": ({}, ["train.reference_refresh=2"]),
+    "an adapter": ({}, ["model.lora.rank=4"]),
+    "an adapter from a warm start": ({}, ["model.lora.rank=4", "sft.steps=3", "sft.batch=8", "train.updates=2"]),
     "in the background": ({}, ["checkpoint.background=true"]),
 }
 

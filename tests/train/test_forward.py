@@ -152,3 +152,50 @@ def test_recomputing_activations_changes_nothing():
         assert not model.training
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-12, atol=1e-12)
+
+
+def test_the_head_in_float32_on_request_is_the_head_in_float32_and_the_rest_stays_bfloat16():
+    (one,) = pack(batch(seed=2), budget_tokens=900)
+    model = build("llama", torch.float32)
+    values = {}
+    for name, kind, wide in (("exact", "float32", False), ("rough", "bfloat16", False), ("wide", "bfloat16", True)):
+        seen = []
+        hook = model.model.layers[0].mlp.register_forward_hook(lambda m, i, o, seen=seen: seen.append(o.dtype))
+        values[name] = Forward.of(model, compute_dtype=kind, float32_head=wide).logprobs(one)[0].detach()
+        hook.remove()
+        assert seen[-1] == (torch.float32 if name == "exact" else torch.bfloat16)
+    off = {name: float((values[name] - values["exact"]).abs().mean()) for name in ("rough", "wide")}
+    assert 0 < off["wide"] < off["rough"]
+
+
+def test_the_keys_of_a_recipe_reach_the_forward_pass(tmp_path):
+    from small import run_small
+
+    from gropius import build as root
+
+    made = []
+    honest = root._learner
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(root, "_learner", lambda *given: made.append(honest(*given)) or made[-1])
+        quick = ["train.steps=2", "eval.before=false", "eval.after=false"]
+        settings = ["model.dtype=bfloat16", "model.head_dtype=float32", "train.recompute=true"]
+        run_small(tmp_path, *quick, *settings, "name=a", "train.optimiser=adamw_8bit")
+        run_small(tmp_path, *quick, "name=b")
+    first, second = (learner.forward for learner in made)
+    assert first.float32_head and first.recompute and first.compute_dtype == "bfloat16"
+    assert not second.float32_head and not second.recompute
+    assert [learner.optimiser.settings.kind for learner in made] == ["adamw_8bit", "adamw"]
+
+
+def test_a_run_with_recomputed_activations_is_the_same_run_to_the_bit(tmp_path):
+    from small import run_small
+
+    from gropius.train.sameness import compare as same
+
+    folders = [
+        run_small(tmp_path / str(recompute), "train.steps=2", f"train.recompute={str(recompute).lower()}")[0]
+        for recompute in (False, True)
+    ]
+    found = same(*folders)
+    assert found.difference in ("", "state, tables.train.recompute: False and True"), found
+    assert found.counts["weights"] > 0 and found.counts["tensors of optimiser"] > 0

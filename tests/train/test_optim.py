@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from gropius.errors import RecipeError
+from gropius.train import optim
 from gropius.train.optim import Optimiser, OptimiserSettings, learning_rate
 
 
@@ -115,3 +116,71 @@ def test_the_state_of_another_model_is_refused():
         optimiser.restore({"nobody.exp_avg": torch.zeros(1)}, 1)
     with pytest.raises(ValueError, match="does not fit"):
         optimiser.restore({"0.weight.exp_avg": torch.zeros(1)}, 1)
+
+
+def wide() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 1100), nn.Tanh(), nn.Linear(1100, 1))  # one matrix of more than 4096 numbers
+
+
+KINDS = {
+    "adamw": OptimiserSettings(3e-3, weight_decay=0.1),
+    "8 bits": OptimiserSettings(3e-3, weight_decay=0.1, kind="adamw_8bit"),
+    "offloaded": OptimiserSettings(3e-3, weight_decay=0.1, offload=True),
+    "8 bits, offloaded": OptimiserSettings(3e-3, weight_decay=0.1, kind="adamw_8bit", offload=True),
+}
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """Paged moments fall back to plain ones on a CPU: the same code up to the buffers."""
+    monkeypatch.setattr(optim, "_on_a_gpu", lambda parameters: True)
+
+
+@pytest.mark.filterwarnings("ignore:Paged optimizers")
+@pytest.mark.parametrize("name", KINDS)
+def test_every_kind_goes_on_with_the_same_bits_and_takes_no_other_kinds_state(name, as_on_a_gpu):
+    straight, first, second = wide(), wide(), wide()
+    run(straight, Optimiser(straight, KINDS[name]), range(6))
+    before = Optimiser(first, KINDS[name])
+    run(first, before, range(3))
+    second.load_state_dict(first.state_dict())
+    after = Optimiser(second, KINDS[name])
+    after.restore({key: value.clone() for key, value in before.tensors().items()}, before.steps)
+    run(second, after, range(3, 6))
+    assert torch.equal(flat(straight), flat(second))
+    other = Optimiser(wide(), KINDS["8 bits" if name == "adamw" else "adamw"])
+    with pytest.raises(ValueError, match="of another model"):
+        other.restore(before.tensors(), 3)
+
+
+@pytest.mark.filterwarnings("ignore:Paged optimizers")
+@pytest.mark.parametrize(("name", "bound"), [("offloaded", 1e-5), ("8 bits", 0.05), ("8 bits, offloaded", 0.05)])
+def test_other_kinds_move_as_adamw_does(name, bound, as_on_a_gpu):
+    plain, other, start = wide(), wide(), flat(wide())
+    for model, kind in ((plain, "adamw"), (other, name)):
+        run(model, Optimiser(model, KINDS[kind]), range(20))
+    assert (flat(other) - flat(plain)).norm() <= bound * (flat(plain) - start).norm()
+    assert not torch.equal(flat(other), flat(plain))
+
+
+def test_moments_in_8_bits_take_a_quarter():
+    sizes = {}
+    for name in ("adamw", "8 bits"):
+        model = nn.Linear(64, 256, bias=False)
+        optimiser = Optimiser(model, KINDS[name])
+        model(torch.ones(1, 64)).sum().backward()
+        optimiser.step()
+        tensors = optimiser.tensors()
+        sizes[name] = sum(t.nbytes for key, t in tensors.items() if "qmap" not in key and not key.endswith("step"))
+    assert sizes["8 bits"] <= 0.26 * sizes["adamw"]
+
+
+def test_an_unknown_kind_a_missing_package_and_an_offload_from_the_cpu_are_refused(monkeypatch):
+    with pytest.raises(RecipeError, match='did you mean "adamw_8bit"'):
+        Optimiser(network(), OptimiserSettings(kind="adamw_8bits"))
+    with pytest.raises(RecipeError, match="lies in the CPU's"):
+        Optimiser(network(), OptimiserSettings(offload=True))
+    monkeypatch.setattr(optim.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(RecipeError, match=r"pip install 'gropius\[optim\]'"):
+        Optimiser(network(), KINDS["8 bits"])

@@ -109,3 +109,31 @@ def test_the_same_rows_give_the_same_packs():
 def test_a_budget_of_nothing_is_refused():
     with pytest.raises(ValueError, match="at least one token"):
         pack(batch(), budget_tokens=0)
+
+
+def test_turns_of_one_conversation_that_were_cut_apart_share_their_growing_history():
+    history = list(range(1, 7))
+    turns = [[20, 21, 22], [30, 31], [40, 41, 42, 43]]
+    rows, prompt = [], history
+    for n, turn in enumerate(turns):  # each row's prompt is all that came before, the environment's words (90) included
+        rows.append(row(prompt, turn, member=n))
+        prompt = [*prompt, *turn, 90]
+    (one,) = pack(rows, budget_tokens=1000)
+    last = rows[-1].run_ids
+    assert one.run_tokens == len(last) and one.ids[one.paths[2]].tolist() == last.tolist()
+    assert sum(len(r.run_ids) for r in rows) > 2 * one.run_tokens
+    assert one.targets.tolist() == [t for turn in turns for t in turn]
+    order = [2, 0, 1]
+    assert pack([rows[i] for i in order], budget_tokens=1000)[0].run_tokens == one.run_tokens
+
+
+def test_packs_are_balanced_by_cost_and_not_by_number_of_rows():
+    long = [row([n + 1] * 2, [5] * size, group=f"l{n}", member=n) for n, size in enumerate((400, 300))]
+    short = [row([n + 50] * 2, [6] * 10, group=f"s{n}", member=2 + n) for n in range(20)]
+    packs = pack(long + short, budget_tokens=600)
+    costs = [one.cost for one in packs]
+    assert max(costs) <= 1.1 * min(costs)
+    assert len({len(one.sequences) for one in packs}) > 1
+    for one in packs:
+        pairs = sum(len(path) * (len(path) + 1) / 2 for path in one.paths)
+        assert one.cost == pytest.approx(one.run_tokens + pairs / 8192)

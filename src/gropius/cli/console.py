@@ -31,6 +31,7 @@ class Console:
         self._task: Any = None
         self._durations: list[float] = []
         self.evaluations: dict[str, HeldOut] = {}
+        self._ids: dict[str, float] = {}
 
     @property
     def on_terminal(self) -> bool:
@@ -47,6 +48,8 @@ class Console:
         if duration is not None:
             self._durations.append(float(duration))
         left = sum(self._durations) / len(self._durations) * (steps - step) if self._durations else None
+        for name in WORK:
+            self._ids[name] = self._ids.get(name, 0) + (metrics.get(f"compute/{name}") or 0)
         held_out = metrics.get("held_out/mean")
         self._line(step_line(step, steps, metrics, None if held_out is None else float(held_out), left))
         self._move(step, steps)
@@ -55,6 +58,14 @@ class Console:
         """Show an evaluation and keep it."""
         self.evaluations[label] = found
         self._line(held_out_line(label, found))
+
+    def saving_line(self) -> str:
+        """What all steps ran against padded rows, in one line; "" where nothing was run."""
+        ids = self._ids
+        if not ids.get("padded"):
+            return ""
+        left_out = ", ".join(f"{words} {ids[name]:,.0f}" for name, words in WORK.items() if words)
+        return f"ran {ids['run']:,.0f} of the {ids['padded']:,.0f} ids of padded rows; left out: {left_out}"
 
     def close(self) -> None:
         """Take the bar away; the lines stay."""
@@ -95,6 +106,10 @@ class Console:
         self._bar.update(self._task, completed=step)
 
 
+# The `compute/…` metrics that are summed up at the end, and how what was left out is called.
+WORK = {"run": "", "padded": "", "shared": "shared beginnings", "dead": "dead rows", "padding": "padding"}
+
+
 def step_line(
     step: int, steps: int, metrics: Mapping[str, Number], held_out: float | None, left_s: float | None
 ) -> str:
@@ -117,6 +132,8 @@ def step_line(
         parts.append(f"grad {norm:.3g}")
     if (speed := metrics.get("tokens_per_s")) is not None and math.isfinite(speed):
         parts.append(f"{speed:,.0f} tok/s")
+    if (saved := metrics.get("compute/saved")) is not None:
+        parts.append(f"ran {1 - saved:.0%} of padded")
     if left_s is not None:
         parts.append(f"left {clock(left_s)}")
     return "  ".join(parts)
@@ -184,6 +201,8 @@ def print_outcome(console: Console, folder: object) -> None:
         for label, found in console.evaluations.items():
             if label in ("before", "after"):
                 print_text(held_out_line(label, found))
+    if line := console.saving_line():
+        print_text(line)
     print_text(
         *(budget_lines(RunReader(path).metrics()) if path.is_dir() else ()),
         f"run folder  {folder}",

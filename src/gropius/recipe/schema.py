@@ -77,6 +77,25 @@ class TinyTable(Table):
     context: Count = Field(256, description="longest prompt plus response, tokens")
 
 
+class LoraTable(Table):
+    """`[model.lora]`: train an adapter of low rank beside frozen weights (extra `lora`)."""
+
+    rank: CountOrZero = Field(0, description="rank of each pair of matrices; 0 = no adapter: all weights are trained")
+    alpha: Positive = Field(32.0, description="the adapter's output is scaled by alpha / rank")
+    dropout: NotNegative = Field(0.0, description="must be 0: a policy that drops units is not the one that sampled")
+    target_modules: Annotated[tuple[Text, ...], BeforeValidator(_as_tuple)] = Field(
+        (), description='last part of the names of the layers, ["q_proj", "v_proj"]; empty = all linear but the head'
+    )
+    bias: Literal["none", "lora_only", "all"] = Field("none", description="biases of the model that are trained too")
+    init: Literal["kaiming", "gaussian"] = Field("kaiming", description="how A begins; B begins at 0")
+    adapter: str = Field("", description="folder of a trained adapter to start from, in peft's layout; then no rank")
+
+    @property
+    def on(self) -> bool:
+        """True when an adapter is trained, and not all weights."""
+        return self.rank > 0 or bool(self.adapter)
+
+
 class ModelTable(Table):
     """`[model]`: the policy."""
 
@@ -84,8 +103,12 @@ class ModelTable(Table):
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
         "float32", description="what is computed in; master weights are float32"
     )
+    head_dtype: Literal["model", "float32"] = Field(
+        "model", description="what the trainer computes the head in; model = as dtype"
+    )
     device: Annotated[str, AfterValidator(_known_device)] = Field("auto", description="auto, cpu, cuda, cuda:N, mps")
     tiny: TinyTable = TinyTable()
+    lora: LoraTable = LoraTable()
 
 
 class DataTable(Table):
@@ -203,9 +226,14 @@ class TrainTable(Table):
     beta2: BelowOne = Field(0.999, description="AdamW's second moment")
     adam_epsilon: Positive = Field(1e-8, description="AdamW's epsilon")
     grad_clip: NotNegative = Field(1.0, description="bound on the gradient's norm; 0 is off")
+    optimiser: Literal["adamw", "adamw_8bit"] = Field(
+        "adamw", description="adamw_8bit keeps the moments in 8 bits (extra `optim`)"
+    )
+    offload: bool = Field(False, description="keep a GPU's moments in the CPU's memory (extra `optim`)")
     updates: Count = Field(1, description="optimiser steps in one pass over a rollout batch; divides prompts")
     epochs: Count = Field(1, description="passes over a rollout batch")
     pack_tokens: Count = Field(8192, description="tokens of one micro-batch at most")
+    recompute: bool = Field(False, description="compute activations again in the backward pass: less memory, more time")
     reference_refresh: CountOrZero = Field(0, description="steps between refreshes of the reference; 0 = fixed")
     mismatch_bound: Positive | None = Field(None, description="nats that trainer and sampler may differ on one token")
     max_time_s: NotNegative = Field(0.0, description="stop at the next step after so many seconds; 0 is off")
@@ -344,6 +372,7 @@ TABLES: dict[tuple[str, ...], type[Table]] = {
     (): Recipe,
     ("model",): ModelTable,
     ("model", "tiny"): TinyTable,
+    ("model", "lora"): LoraTable,
     ("data",): DataTable,
     ("reward",): RewardTable,
     ("reward_pool",): RewardPoolTable,

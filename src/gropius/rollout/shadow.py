@@ -3,7 +3,8 @@
 q, k and v are one matrix, gate and up another; norm weights stay apart. Rotary pairs are laid side by side
 (dimension j next to j + e/2), so that a rotation is one complex product; queries and keys are permuted alike, which
 leaves their products as they are. Only what must be copied is copied: in the trainer's own number format the other
-matrices are the trainer's tensors themselves.
+matrices are the trainer's tensors themselves. A LoRA adapter is merged into the copy, anew from base and adapter at
+every refresh: no error gathers, and the trainer's tensors are never touched.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+
+from gropius.models.lora import effective_weight
 
 FAMILY = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 ROTARY = ("default", "linear", "llama3", "yarn")
@@ -109,9 +112,9 @@ class Shadow:
         qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
         biases = [part.bias for part in qkv]
         order = self._pair_order(self.heads + self.kv_heads)
-        fused = torch.cat([part.weight.detach() for part in qkv])[order].to(self.dtype)
+        fused = torch.cat([effective_weight(part) for part in qkv])[order].to(self.dtype)
         bias = None if biases[0] is None else torch.cat([b.detach() for b in biases])[order].to(self.dtype)
-        gate_up = torch.cat([mlp.gate_proj.weight.detach(), mlp.up_proj.weight.detach()]).to(self.dtype)
+        gate_up = torch.cat([effective_weight(mlp.gate_proj), effective_weight(mlp.up_proj)]).to(self.dtype)
         mlp_bias = None
         if mlp.gate_proj.bias is not None:
             mlp_bias = torch.cat([mlp.gate_proj.bias.detach(), mlp.up_proj.bias.detach()]).to(self.dtype)
@@ -121,10 +124,10 @@ class Shadow:
             qkv=Matrix(fused, bias),
             q_norm=None if q_norm is None else q_norm.weight.detach().float()[pairs],
             k_norm=None if k_norm is None else k_norm.weight.detach().float()[pairs],
-            output=self._matrix(attention.o_proj.weight, attention.o_proj.bias),
+            output=self._matrix(effective_weight(attention.o_proj), attention.o_proj.bias),
             mlp_norm=layer.post_attention_layernorm.weight.detach().float(),
             gate_up=Matrix(gate_up, mlp_bias),
-            down=self._matrix(mlp.down_proj.weight, mlp.down_proj.bias),
+            down=self._matrix(effective_weight(mlp.down_proj), mlp.down_proj.bias),
             window=self._window(index),
         )
         for matrix in (weights.qkv, weights.output, weights.gate_up, weights.down):

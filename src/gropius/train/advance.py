@@ -112,4 +112,4 @@ def refresh_reference(run: Run, step: int) -> None:
     """Every `train.reference_refresh` steps the reference becomes the policy as it is now; 0 leaves it fixed."""
     every = run.plan.train.reference_refresh
     if run.reference is not None and every and step % every == 0:
-        run.learner.team.refresh(run.reference, run.loaded.model)
+        run.reference.refresh()

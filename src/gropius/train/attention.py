@@ -21,6 +21,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from gropius.errors import ModelError
 from gropius.train.pack import Pack, ancestors
 from gropius.train.tree import Blocks, Layout, fused_attention, tree_attention
+from gropius.train.varlen import varlen, varlen_attention
 
 NAME = "gropius_pack"
 Piece = tuple[NDArray[np.int64], NDArray[np.int64]]  # row indices of a block's queries and of the keys they look at
@@ -28,8 +29,13 @@ BLOCK_TOKENS = 48  # queries of a block: large enough for the matrix products, s
 PADDING, ROUND_KEYS = 1.2, 256  # a batch of blocks may be a sixth padding, and so many keys more than that
 
 
-def layout(pack: Pack, device: torch.device | str = "cpu", block_tokens: int = BLOCK_TOKENS) -> Layout:
-    """Cut the pack's row into blocks and group those of like size."""
+def layout(
+    pack: Pack, device: torch.device | str = "cpu", block_tokens: int = BLOCK_TOKENS, *, kernel: str = ""
+) -> Layout:
+    """Cut the pack's row into blocks and group those of like size; for kernel = "flash" into its parts instead."""
+    if kernel == "flash":
+        nothing = torch.zeros(0, dtype=torch.int64, device=device)
+        return Layout((), nothing, nothing, nothing, varlen=varlen(pack, device))
     batches = _batches(_pieces(pack, block_tokens))
     place = np.empty(pack.run_tokens, np.int64)
     offset, blocks = 0, []
@@ -127,7 +133,9 @@ def pack_attention(
     where.windows.append(window)
     scale = options.get("scaling") or query.shape[3] ** -0.5
     rows = [tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value)]
-    if query.device.type == "cpu":
+    if where.varlen is not None:
+        out = varlen_attention(rows, where.varlen, window, scale)
+    elif query.device.type == "cpu":
         out = tree_attention(rows, where, window, scale)
     else:
         out = fused_attention(rows, where, window, scale)

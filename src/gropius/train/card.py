@@ -17,19 +17,21 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 SHARES = ("mean", "pass", "maj")
 
 
-def card(reader: RunReader, plan: Resolved, snapshot: Snapshot) -> str:
+def card(reader: RunReader, plan: Resolved, snapshot: Snapshot, *, adapter: bool = False) -> str:
     """README.md of an exported model, in the Hub's form. All text of foreign origin stands in code blocks.
 
-    reader, plan: the run and its recipe. snapshot: the checkpoint that is exported.
+    reader, plan: the run and its recipe. snapshot: the checkpoint that is exported. adapter: the folder holds one
+    alone, and not a whole model.
     """
     document, origin = reader.resolved(), snapshot.facts["origin"]
     held_out = held_out_table(reader.metrics(), snapshot.step)
     parts = [
-        _front(plan),
+        _front(plan, adapter),
         f"# {plan.name}",
         f"{base_model(plan)}, trained by group-relative policy optimisation: step {snapshot.step} of "
         f"{plan.train.steps}, {snapshot.facts['state']['tokens_trained']:,} tokens trained of "
         f"{snapshot.facts['state']['tokens_sampled']:,} sampled.",
+        *_base_and_adapter(plan, origin, adapter),
         "## Held-out results",
         held_out or "Nothing was measured.",
         "## Objective",  # every field of it stands in the recipe below
@@ -98,8 +100,26 @@ def findings(found: Sequence[Mapping[str, Any]]) -> str:
     return _block("\n".join(text or json.dumps(row) for text, row in zip(texts, found, strict=True)))
 
 
-def _front(plan: Resolved) -> str:
-    lines = ["---", "library_name: transformers", "pipeline_tag: text-generation"]
+def _base_and_adapter(plan: Resolved, origin: Mapping[str, Any], adapter: bool) -> list[str]:
+    """The base and the adapter by name, for a run that trained one."""
+    lora = plan.model.lora
+    if not lora.on:
+        return []
+    begun = f"the adapter in `{_inline(lora.adapter)}`" if lora.adapter else f"a fresh one of rank {lora.rank}"
+    rows = [
+        f"Base: {base_model(plan)}, weights `{origin.get('base')}`.",
+        f"Trained: a LoRA adapter, begun from {begun}; everything else stayed as it was.",
+    ]
+    if adapter:
+        rows.append("This folder holds the adapter alone: `peft.PeftModel.from_pretrained(base, FOLDER)` puts it in.")
+    else:
+        rows.append("This folder holds the base with the adapter merged in.")
+    return ["## Base and adapter", "\n".join(f"- {row}" for row in rows)]
+
+
+def _front(plan: Resolved, adapter: bool) -> str:
+    library = "peft" if adapter else "transformers"
+    lines = ["---", f"library_name: {library}", "pipeline_tag: text-generation"]
     if HUB_ID.fullmatch(plan.model.source):
         lines.append(f"base_model: {plan.model.source}")
     return "\n".join([*lines, "tags:", "- gropius", "- grpo", "- reinforcement-learning", "---"])

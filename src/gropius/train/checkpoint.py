@@ -14,17 +14,16 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from gropius.errors import RunFolderError, RunHalted
+from gropius.models.digest import weight_digest as weight_digest
 from gropius.models.load import LoadedModel, save_model
 from gropius.records.faults import reached
 from gropius.train.retention import Kept, Retention, superfluous
@@ -107,7 +106,7 @@ def _write(aside: Path, snapshot: Snapshot, loaded: LoadedModel, facts: str) -> 
 def needed_bytes(snapshot: Snapshot, loaded: LoadedModel) -> int:
     """What a checkpoint takes on the disk, shared tensors once."""
     every: Iterable[Tensor] = (
-        *loaded.model.state_dict(keep_vars=True).values(),
+        *loaded.saved().values(),
         *(tensor for tensors in snapshot.tensors.values() for tensor in tensors.values()),
     )
     unique = {(tensor.data_ptr(), tensor.nbytes): tensor.nbytes for tensor in every}
@@ -168,32 +167,13 @@ def damage(folder: Path) -> str:
             return f"{name} has {path.stat().st_size} bytes instead of {size}"
         if _sha256(path) != digest:
             return f"{name} does not have the content that was written"
-    if not {"state.json", "model/config.json"} <= set(entries):
+    if "state.json" not in entries or not {"model/config.json", "model/adapter_config.json"} & set(entries):
         return f"its {MARKER} marker names no state.json or no model, so it is no checkpoint of a run"
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if name not in entries and path.suffix in PICKLED:
             return f"{name} is a pickle, which no run writes and which may run code when it is read"
     return ""
-
-
-def weight_digest(model: nn.Module) -> str:
-    """Sha256 over name, type, shape and bytes of every parameter and buffer, tied ones once: equal only for equal bits.
-
-    The tensors are hashed apart (in threads), then their digests in order of their names.
-    """
-    names: dict[int, str] = {}
-    tensors = []
-    for name, tensor in sorted(model.state_dict(keep_vars=True).items()):
-        if id(tensor) not in names:
-            names[id(tensor)] = name
-            tensors.append((name, tensor.detach()))
-    with ThreadPoolExecutor(max_workers=2) as pool:
-        digests = list(pool.map(lambda item: _tensor_digest(*item), tensors))
-    whole = hashlib.sha256()
-    for digest in digests:
-        whole.update(digest)
-    return whole.hexdigest()
 
 
 def recover(root: Path) -> None:
@@ -267,11 +247,3 @@ def _held_out(folder: Path) -> float | None:
 def _sha256(path: Path) -> str:
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _tensor_digest(name: str, tensor: Tensor) -> bytes:
-    digest = hashlib.sha256(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-    flat = tensor.cpu().contiguous().flatten()
-    if flat.numel():
-        digest.update(flat.view(torch.uint8).numpy().data)
-    return digest.digest()

@@ -26,6 +26,7 @@ from gropius.train.pack import Pack, pack
 from gropius.train.sequences import TrainSequence
 from gropius.train.sharded import Sharded
 from gropius.train.tree import Layout
+from gropius.train.varlen import HALF, KERNELS, choose
 
 Array32 = NDArray[np.float32]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -48,8 +49,9 @@ class Forward:
 
     packed: False where the architecture runs padded rows. note: one line for a person, "" when packed.
     compute_dtype: "bfloat16" runs matrix products under autocast while the weights stay what they are.
-    recompute: activations of each layer are computed again in the backward pass instead of kept. sharded: the way
-    over weights that are divided over ranks.
+    recompute: activations of each layer are computed again in the backward pass instead of kept. kernel: what computes
+    packed attention, one of `varlen.KERNELS`; why: why it is not flash attention, where that could be wanted. sharded:
+    the way over weights that are divided over ranks.
     """
 
     model: PreTrainedModel
@@ -60,6 +62,8 @@ class Forward:
     compute_dtype: str = "float32"
     float32_head: bool = False
     recompute: bool = False
+    kernel: str = "blocks"
+    why: str = ""
     sharded: Sharded | None = None
 
     @classmethod
@@ -80,14 +84,25 @@ class Forward:
             raise ModelError(f'compute dtype "{compute_dtype}": write "float32" or "bfloat16"')
         if recompute:
             _recompute(model)
-        made = cls(model, backbone(model), Head.of(model), packed, "", compute_dtype, float32_head, recompute)
+        head = Head.of(model)
+        chosen, why = choose(head.weight.device, _attention_dtype(head, compute_dtype))
+        made = cls(model, backbone(model), head, packed, "", compute_dtype, float32_head, recompute, chosen, why)
         if not packed:
             return made
         fault = _fault(made)
+        if fault and chosen == "flash":
+            made = dataclasses.replace(made, kernel="sdpa", why=f"flash attention does not fit: {fault}")
+            fault = _fault(made)
         if fault:
             note = f"{type(model).__name__} runs padded rows, one prompt a response: {fault}"
             return dataclasses.replace(made, packed=False, note=note)
         return made
+
+    def describe(self) -> str:
+        """One line: how sequences are laid out, and what computes their attention."""
+        if not self.packed:
+            return self.note or "training runs padded rows, as asked"
+        return f"training runs packs, attention by {KERNELS[self.kernel]}{f' ({self.why})' if self.why else ''}"
 
     def logprobs(self, pack: Pack, *, temperature: float = 1.0, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
         """[_S] the log-probability of every loss token of the pack, differentiable, and the entropies when asked."""
@@ -136,7 +151,7 @@ class Forward:
     def _hidden(self, pack: Pack) -> Tensor:
         """[_S, d] hidden states that predict the loss tokens."""
         device = self.head.weight.device
-        all_states = self._run(pack, layout(pack, device))
+        all_states = self._run(pack, layout(pack, device, kernel=self.kernel))
         return all_states[0].index_select(0, torch.from_numpy(pack.source).to(device))
 
     def _run(self, pack: Pack, where: Layout) -> Tensor:
@@ -168,6 +183,11 @@ class Forward:
         )
         hidden: Tensor = out.last_hidden_state
         return hidden.flatten(0, 1).index_select(0, torch.from_numpy(np.concatenate(flat)).to(device))
+
+
+def _attention_dtype(head: Head, compute_dtype: str) -> torch.dtype:
+    """What attention computes in: the weights' own 16 bits, or what autocast makes of 32."""
+    return head.weight.dtype if head.weight.dtype in HALF else DTYPES[compute_dtype]
 
 
 def _recompute(model: PreTrainedModel) -> None:
@@ -239,13 +259,17 @@ def _fault(forward: Forward) -> str:
     """Why this model cannot be packed, or "". Compares packed with plain hidden states and the windows asked for."""
     model = forward.model
     (one,) = pack(_probe(forward.head.weight.shape[0]), budget_tokens=1 << 20)
-    where = layout(one, forward.head.weight.device, block_tokens=8)
+    where = layout(one, forward.head.weight.device, block_tokens=8, kernel=forward.kernel)
+    half = forward.kernel == "flash"  # which computes in no other format, so that both rows are compared in it
+    context = forward._autocast if half else contextlib.nullcontext
     was_training = model.training
     model.train(False)
     try:
-        with packed_attention(model):
-            packed = forward._run(one, where)[0].index_select(0, torch.from_numpy(one.source).to(where.place.device))
-        plain = forward._padded_hidden(one)
+        with packed_attention(model), context():
+            packed = forward._run(one, where)[0]
+            packed = packed.index_select(0, torch.from_numpy(one.source).to(packed.device))
+        with context():
+            plain = forward._padded_hidden(one)
     except (ModelError, TypeError, ValueError, LookupError, RuntimeError) as error:  # an architecture we do not know
         return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     finally:
@@ -254,7 +278,7 @@ def _fault(forward: Forward) -> str:
     if wanted is None or where.windows != wanted:
         return "its layers do not say which tokens they attend to"
     scale = float(plain.float().abs().max())
-    bound = {torch.float64: 1e-9, torch.float32: 1e-4}.get(packed.dtype, 5e-2)
+    bound = 5e-2 if half else {torch.float64: 1e-9, torch.float32: 1e-4}.get(packed.dtype, 5e-2)
     difference = float((packed - plain).float().abs().max())
     if not difference <= bound * max(scale, 1e-6):
         return f"packed and plain rows differ by {difference:.2g}"

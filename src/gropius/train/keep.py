@@ -58,7 +58,10 @@ def apart(snapshot: Snapshot) -> Snapshot:
 
 
 def loaded_copy(loaded: LoadedModel) -> LoadedModel:
-    """A model that no later step can reach."""
+    """A model that no later step can reach: all of it, or of one with an adapter the adapter's tensors."""
+    if loaded.adapter is not None:
+        kept = {name: tensor.clone() for name, tensor in loaded.adapter.state().items()}
+        return dataclasses.replace(loaded, adapter=dataclasses.replace(loaded.adapter, kept=kept))
     return dataclasses.replace(loaded, model=copy.deepcopy(loaded.model))
 
 
@@ -88,10 +91,9 @@ def unless_kept(run: Run) -> None:
 
 def snapshot_of(run: Run) -> Snapshot:
     """Everything that decides what comes next, beside the weights."""
-    team = run.learner.team
-    tensors = {"optimiser": team.moments(run.learner.optimiser), "random": run.randomness.tensors}
-    if run.reference is not None:
-        tensors["reference"] = team.weights(run.reference)
+    tensors = {"optimiser": run.learner.team.moments(run.learner.optimiser), "random": run.randomness.tensors}
+    if run.reference is not None and (kept := run.reference.tensors()):
+        tensors["reference"] = dict(kept)
     run.state.scorer = run.judge.memory() if run.judge is not None else {}
     if run.critic is not None:
         tensors |= run.critic.tensors()
@@ -102,7 +104,7 @@ def snapshot_of(run: Run) -> Snapshot:
         "critic_steps": 0 if run.critic is None else run.critic.optimiser.steps,
         "random": run.randomness.facts,
         "metrics_bytes": run.writer.metrics_bytes,
-        "weights": run.digest or checkpoint.weight_digest(run.loaded.model),
+        "weights": run.digest or run.loaded.digest(),
         "recipe": run.plan.sha256,
         "tables": run.plan.tables(),
         "origin": run.origin,
@@ -116,7 +118,7 @@ def put_back(run: Run, snapshot: Snapshot) -> None:
     Errors: RunFolderError when the weights that were loaded are not those that were saved, or do not fit the recipe.
     """
     facts: dict[str, Any] = dict(snapshot.facts)
-    digest = checkpoint.weight_digest(run.loaded.model)
+    digest = run.loaded.digest()
     if digest != facts["weights"]:
         raise RunFolderError(
             f"step {snapshot.step}: the weights that were loaded ({digest[:12]}) are not those that were saved "
@@ -130,6 +132,6 @@ def put_back(run: Run, snapshot: Snapshot) -> None:
         raise RunFolderError(f"step {snapshot.step}: {error}") from error
     saved = snapshot.tensors.get("reference")
     if run.reference is not None and saved is not None:
-        run.learner.team.put(run.reference, saved)
+        run.reference.restore(saved)
     run.randomness = Randomness(facts["random"], dict(snapshot.tensors["random"]))
     randomness.restore(run.randomness)

@@ -29,29 +29,17 @@ from gropius.rollout.branch import Branching
 from gropius.rollout.collect import CollectPlan, Player
 from gropius.rollout.select import Selected, SelectionRule, collect_selected
 from gropius.tasks.base import TaskSet
-from gropius.train import (
-    advance,
-    aside,
-    checkpoint,
-    checkup,
-    ending,
-    keep,
-    memory,
-    mismatch,
-    randomness,
-    schedule,
-    trained,
-)
+from gropius.train import advance, aside, checkup, ending, keep, memory, mismatch, randomness, schedule, trained
 from gropius.train.credit import Credit, Known, compare, needs_anchor_pass
 from gropius.train.critic import Critic
 from gropius.train.deadline import within
 from gropius.train.evaluate import HeldOut, Limits, evaluate
-from gropius.train.forward import Forward
 from gropius.train.interrupt import StopRequest
 from gropius.train.keep import Keeper
 from gropius.train.order import TaskOrder
 from gropius.train.progress import Progress
 from gropius.train.randomness import Randomness
+from gropius.train.reference import Reference, refer, score_reference
 from gropius.train.sequences import TrainSequence, cut
 from gropius.train.step import Learner, UpdateReport
 from gropius.train.trained import Work
@@ -97,7 +85,7 @@ class Run:
     tasks: TaskSet
     player: Player
     learner: Learner
-    reference: Forward | None
+    reference: Reference | None
     part_weights: dict[str, float]
     writer: RunWriter
     progress: Progress
@@ -155,6 +143,7 @@ def all_rounds(run: Run) -> Path:
         require_verdicts(run, batch, step)
         known = score(run, batch, check_sampler=not state.agreed)
         credit = compare(plan.objective, batch.groups, known, plan.train.updates, run.part_weights)
+        known = refer(run, credit, known)
         with run.stop.held():
             in_force = run.learner.bonus
             reports = update(run, credit, known)
@@ -242,7 +231,7 @@ def _commonest(reasons: Counter[str]) -> str:
 
 
 def score(run: Run, batch: Selected, check_sampler: bool) -> Known:
-    """Log-probabilities that must be known before the first update: the anchor's, the reference's, or neither.
+    """Log-probabilities that must be known before advantages: the anchor's; the reference's for a KL in the reward.
 
     check_sampler: compare the policy with what the sampler reported, and stop before a weight has moved.
     """
@@ -257,9 +246,8 @@ def score(run: Run, batch: Selected, check_sampler: bool) -> Known:
             require_agreement(run, batch, scores.logprobs)
         if needed:
             anchor, entropy = scores.logprobs, scores.entropies
-    if run.reference is not None:
-        other = run.reference
-        reference = memory.with_less(run, lambda: run.learner.score(rows, forward=other)).logprobs
+    if run.reference is not None and objective.kl.place == "reward":
+        reference = score_reference(run, run.reference, rows)
     found = Known(anchor, entropy if objective.selection.entropy_top < 1 else None, reference)
     return advance.looked_at(run, found, rows)
 
@@ -299,7 +287,7 @@ def watch(run: Run, report: UpdateReport, rows: Sequence[TrainSequence]) -> None
 def hand_over_weights(run: Run) -> None:
     """The engine samples from the policy as it is now; its completions carry the version and digest."""
     run.learner.team.publish(run.loaded.model, run.learner.optimiser.steps)
-    run.digest = checkpoint.weight_digest(run.loaded.model)
+    run.digest = run.loaded.digest()
     run.player.engine.set_policy(run.learner.optimiser.steps, run.digest)
 
 

@@ -17,12 +17,36 @@ from gropius.tasks.base import TaskSet
 
 PACKAGES = ("gropius", "torch", "transformers", "safetensors", "numpy")
 # What is refused when it differs, and how a person would call it.
-DECISIVE = {"tasks": "the tasks", "tokenizer": "the tokenizer", "code": "the code"}
+DECISIVE = {
+    "tasks": "the tasks",
+    "tokenizer": "the tokenizer",
+    "code": "the code",
+    "base": "the weights of model.source",
+    "start": "the weights that training starts from",
+}
+WEIGHTS = ("base", "start")  # of these, what was not looked at is not compared
 
 
-def origin(resolved: Resolved, tasks: TaskSet, loaded: LoadedModel, judge: Sequence[str]) -> dict[str, Any]:
-    """Facts of a run's beginning, JSON-ready. judge: how the scorer describes itself, its isolation included."""
+def origin(
+    resolved: Resolved, tasks: TaskSet, loaded: LoadedModel, judge: Sequence[str], began: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Facts of a run's beginning, JSON-ready. judge: how the scorer describes itself, its isolation included.
+
+    base: digest of the weights that model.source gives; start: of those that training starts from, a given adapter
+    included, before a warm start. began: of a run that goes on from a checkpoint, what it began with. Then the weights
+    are the checkpoint's (whose own digest it holds), so `start` is taken over, and `base` too unless the base was read
+    again, as it is beside an adapter.
+    """
+    base: str | None = None if loaded.adapter is None else loaded.adapter.base_digest
+    start: str | None
+    if began is None:
+        start = loaded.digest()
+        base = base or start
+    else:
+        start, base = began.get("start"), base or began.get("base")
     return {
+        "base": base,
+        "start": start,
         "tasks": tasks.fingerprint,
         "tokenizer": tokenizer_digest(loaded),
         "code": code_digests(resolved),
@@ -42,6 +66,8 @@ def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     lines = []
     for key, words in DECISIVE.items():
         left, right = before.get(key), now.get(key)
+        if key in WEIGHTS and None in (left, right):
+            continue
         if isinstance(left, Mapping) and isinstance(right, Mapping):
             lines += [
                 f"{words} of {name}: {_short(left.get(name))} when the run began, {_short(right.get(name))} now"

@@ -22,7 +22,7 @@ def resources(run: Run) -> dict[str, float]:
     moved = [*run.learner.optimiser.parameters, *(critic.model.parameters() if critic is not None else ())]
     held = [*run.loaded.model.parameters(), *moved]
     if run.reference is not None:
-        held += list(run.reference.model.parameters())
+        held += run.reference.tensors().values()
     moments = [*run.learner.optimiser.tensors().values()]
     moments += [] if critic is None else [*critic.optimiser.tensors().values()]
     return {

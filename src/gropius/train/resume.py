@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gropius.errors import RunFolderError
+from gropius.models.lora import CONFIG as ADAPTER_CONFIG
 from gropius.recipe.resolve import Resolved
 from gropius.records.reader import RunReader
 from gropius.records.writer import CHECKPOINTS, MODEL
@@ -45,6 +46,11 @@ class Start:
         """The length of metrics.jsonl at the checkpoint."""
         return 0 if self.snapshot is None else self.snapshot.facts.get("metrics_bytes")
 
+    @property
+    def resumed(self) -> Mapping[str, Any] | None:
+        """What the run began with where it goes on from a checkpoint; None where all is read again."""
+        return None if self.snapshot is None else self.began
+
     def describe(self) -> str:
         """One line for a person."""
         return "no checkpoint yet: from the beginning" if self.folder is None else f"going on from {self.folder.name}"
@@ -77,7 +83,8 @@ def choose(run: Path, step: int | None, document: Mapping[str, Any]) -> tuple[St
 def beginning(run: Path, document: Mapping[str, Any]) -> Mapping[str, Any]:
     """What a run without a checkpoint began with. Errors: RunFolderError when it cannot begin again."""
     if (run / MODEL).is_dir():
-        raise RunFolderError(f'{run}: is a warm start alone and is done; train with model.source = "{run / MODEL}"')
+        key = "model.lora.adapter" if (run / MODEL / ADAPTER_CONFIG).is_file() else "model.source"
+        raise RunFolderError(f'{run}: is a warm start alone and is done; train with {key} = "{run / MODEL}"')
     if "origin" not in document:
         raise RunFolderError(
             f"{run}: no complete checkpoint to go on from, and what it began with is not known; train anew under "

@@ -22,6 +22,7 @@ from gropius.objective.spec import Objective
 from gropius.train.forward import Forward, Scores, scatter, score
 from gropius.train.optim import Optimiser
 from gropius.train.pack import Pack, pack
+from gropius.train.savings import Saving, saving
 from gropius.train.sequences import TrainSequence
 from gropius.train.shares import Share, filled, nothing
 from gropius.train.team import Team, local
@@ -52,7 +53,7 @@ class UpdateReport:
     something was not finite; then `refused` says which and `culprits` names the rows (indices into the list given).
     logprobs, entropies, contributions, ratios, kls, clipped: [_T] each, 0 at masked tokens.
     metrics: shares and means over loss tokens with weight, skipped ones included, under TRL's names where it has one.
-    run_tokens: through the model. row_tokens: of the live rows one by one. all_tokens: of every row, skipped ones too.
+    saving: ids run and left out. row_tokens: of the live rows one by one. all_tokens: of every row, skipped ones too.
     """
 
     loss: float
@@ -68,12 +69,17 @@ class UpdateReport:
     kls: list[NDArray[Any] | None]
     clipped: list[NDArray[Any] | None]
     metrics: dict[str, float]
-    run_tokens: int
+    saving: Saving
     row_tokens: int
     all_tokens: int
     live: int
     packs: int
     time_s: float
+
+    @property
+    def run_tokens(self) -> int:
+        """Ids through the model."""
+        return self.saving.run
 
     @property
     def skipped_compute(self) -> float:
@@ -189,7 +195,7 @@ class Learner:
             kls=tally.get("kl"),
             clipped=tally.get("flat"),
             metrics=_metrics(sequences, tally),
-            run_tokens=sum(one.run_tokens for one in packs),
+            saving=saving(sequences, packs, packed=self.forward.packed),
             row_tokens=sum(one.row_tokens for one in packs),
             all_tokens=sum(sequence.length_tokens for sequence in sequences),
             live=sum(len(one.sequences) for one in packs),

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from gropius.records.schema import ResponseRecord, Trained, records_of
 from gropius.rollout.select import state_of
 from gropius.train.credit import Credit, Known
+from gropius.train.savings import Saving
 from gropius.train.step import UpdateReport
 from gropius.types import Group
 
@@ -115,6 +116,7 @@ def metrics(work: Work, groups: Sequence[Group], times: Mapping[str, float]) -> 
         total = sum(weight for _, weight in pairs)
         found[name] = math.fsum(value * weight for value, weight in pairs) / total if total else None
     found |= _difference(work, groups)
+    found |= sum((report.saving for report in every), Saving()).metrics()
     scoring = sum(episode.scoring_time_s for group in groups for episode in group.episodes)
     return found | dict(work.critic) | dict(times) | {"scoring_time_s": scoring}
 

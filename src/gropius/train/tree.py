@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gropius.train.varlen import Varlen
+
 LN2 = math.log(2.0)
 
 
@@ -51,6 +53,7 @@ class Layout:
 
     uses, bounds: for each row index the places where it stands as a key, as the bags of an embedding bag.
     windows: sliding windows that were asked for, layer by layer (None: full attention), for the check at load time.
+    varlen: given where a variable-length kernel computes the pack; then there are no blocks.
     """
 
     blocks: tuple[Blocks, ...]
@@ -58,6 +61,7 @@ class Layout:
     uses: Tensor
     bounds: Tensor
     windows: list[int | None] = field(default_factory=list)
+    varlen: Varlen | None = None
 
 
 def tree_attention(rows: Sequence[Tensor], layout: Layout, window: int | None, scale: float) -> Tensor:
