@@ -39,7 +39,7 @@ from gropius.rollout.vllm.open import Trainer, open_vllm
 from gropius.tasks import TaskSet, load_tasks
 from gropius.tasks.preflight import Finding, overlong
 from gropius.tasks.preflight import preflight as look_over
-from gropius.train import advance, ending, keep, loop, memory, pass_rates, randomness
+from gropius.train import advance, ending, estimating, keep, loop, memory, pass_rates, randomness
 from gropius.train import resume as continuing
 from gropius.train.checkpoint import Snapshot, weight_digest
 from gropius.train.critic import Critic
@@ -389,6 +389,12 @@ def pass_counts(resolved: Resolved, prompts: int, progress: Progress) -> PassCou
             _warm_start(resolved, parts, progress)
         parts.player.engine.set_policy(0, weight_digest(parts.loaded.model))
         return asyncio.run(pass_rates.pass_counts(resolved, parts.loaded, parts.player, prompts))
+
+
+def estimate(resolved: Resolved, progress: Progress, clock: estimating.Clock = estimating.WALL) -> estimating.Estimate:
+    """Time of a step and peak memory of a recipe on this machine; no weight moves and no run folder is left."""
+    with closing(_parts(resolved, progress)) as parts:
+        return estimating.estimate(resolved, estimating.Bench(parts.loaded, parts.player, clock=clock))
 
 
 def preflight(resolved: Resolved, measure: bool = False) -> list[Finding]:
