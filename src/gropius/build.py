@@ -37,11 +37,13 @@ from gropius.rollout.torch_engine import TorchEngine
 from gropius.rollout.vllm.engine import VllmEngine
 from gropius.rollout.vllm.open import Trainer, open_vllm
 from gropius.tasks import TaskSet, load_tasks
+from gropius.tasks.functions import ToolSettings, require_partner, with_tools
 from gropius.tasks.preflight import Finding, overlong
 from gropius.tasks.preflight import preflight as look_over
 from gropius.train import advance, ending, estimating, keep, loop, memory, pass_rates, randomness
 from gropius.train import resume as continuing
 from gropius.train.checkpoint import Snapshot, weight_digest
+from gropius.train.conversation import conversation
 from gropius.train.critic import Critic
 from gropius.train.critic_checks import critic_invariances
 from gropius.train.evaluate import HeldOut
@@ -63,7 +65,8 @@ from gropius.train.trial import one_batch
 def tasks(resolved: Resolved) -> TaskSet:
     """The task set of a recipe."""
     data = resolved.data
-    return load_tasks(data.source, data.options, resolved.seed, data.columns, data.held_out, resolved.base_dir)
+    found = load_tasks(data.source, data.options, resolved.seed, data.columns, data.held_out, resolved.base_dir)
+    return with_tools(found, ToolSettings(**resolved.rollout.tools.model_dump()), resolved.base_dir)
 
 
 def reward_parts(resolved: Resolved, found: TaskSet) -> list[dict[str, Any]]:
@@ -132,14 +135,10 @@ class _Parts:
 def _parts(resolved: Resolved, progress: Progress, folder: Path | None = None, team: Team | None = None) -> _Parts:
     torch.set_num_threads(resolved.train.threads or torch.get_num_threads())
     found = tasks(resolved)
-    if resolved.rollout.max_turns > 1 and found.environment is None:
-        raise RecipeError(
-            f"rollout.max_turns = {resolved.rollout.max_turns} would do nothing: {found.name} has no environment that "
-            "answers the model; remove the key"
-        )
+    require_partner(found, resolved.rollout.max_turns)
     judge = scorer(resolved, found)
     loaded = model(resolved, folder, team.device if team else "")
-    chat = _chat(resolved, found, loaded)
+    chat = conversation(resolved, found, loaded)
     found, dropped = fitting(found, chat, loaded.context_length, resolved.data.overlong)
     own = engine(resolved, loaded)
     described = tuple(judge.describe())
@@ -408,13 +407,8 @@ def preflight(resolved: Resolved, measure: bool = False) -> list[Finding]:
         programs = any(part.name == "code" for part in judge.parts)
         findings = [*look_over(found, programs), *unusable_gold(found, judge.parts)]
     if measure:
-        chat = _chat(resolved, found, loaded := model(resolved))
+        chat = conversation(resolved, found, loaded := model(resolved))
         length = lambda task: len(chat.prompt_ids(task.messages()))  # noqa: E731
-        every, room = (*found.train, *found.held_out), resolved.rollout.max_tokens
-        findings += overlong(every, length, loaded.context_length, room)
+        every = (*found.train, *found.held_out)
+        findings += overlong(every, length, loaded.context_length, resolved.rollout.max_tokens)
     return findings
-
-
-def _chat(resolved: Resolved, found: TaskSet, loaded: LoadedModel) -> ChatFormat:
-    system = resolved.data.system_prompt if resolved.data.system_prompt is not None else found.system_prompt
-    return ChatFormat.for_model(loaded, system_prompt=system, template_options=resolved.data.template)

@@ -226,12 +226,14 @@ class EnvironmentStep:
     """What an environment answers to one reply: messages for the model (none when it is over) and the score at the end.
 
     parts: reward parts by name, given on the last step. raw: the unshaped success metric (0 or 1 where there is one).
+    reason: why the episode ends, where it does.
     """
 
     messages: tuple[Message, ...] = ()
     done: bool = False
     parts: Mapping[str, float] = field(default_factory=dict)
     raw: float | None = None
+    reason: FinishReason = "environment_end"
 
 
 class Environment(Protocol):

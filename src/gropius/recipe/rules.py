@@ -154,6 +154,19 @@ CONTRADICTIONS: tuple[Contradiction, ...] = (
         ),
     ),
     Contradiction(
+        "rollout.tools.functions",
+        lambda d: bool(d.recipe.rollout.tools.functions) and d.recipe.rollout.max_turns == 1,
+        lambda d: (
+            "in one turn no call can be answered; write "
+            f"rollout.max_turns = {d.recipe.rollout.tools.calls + 2} (every call, a warning, the answer)"
+        ),
+    ),
+    Contradiction(
+        "rollout.tools.pattern",
+        lambda d: (d.recipe.rollout.tools.format == "pattern") != bool(d.recipe.rollout.tools.pattern),
+        lambda d: 'belongs to format = "pattern", and that needs it; write both or neither',
+    ),
+    Contradiction(
         "rollout.cut",
         lambda d: d.recipe.rollout.cut == "resume" and bool(d.recipe.rollout.stop_strings),
         lambda d: (
@@ -241,6 +254,11 @@ EFFECTS: tuple[Effect, ...] = (
         "rollout.refill_attempts",
         lambda d: d.objective.selection.dead == "refill",
         'objective.selection.dead = "refill"',
+    ),
+    Effect(
+        "rollout.tools.",
+        lambda d: bool(d.recipe.rollout.tools.functions) or "rollout.tools.functions" in d.explicit,
+        "rollout.tools.functions",
     ),
     Effect("rollout.cut", lambda d: d.recipe.rollout.oversample > 1, "rollout.oversample above 1"),
     Effect(
