@@ -5,12 +5,15 @@ import asyncio
 import numpy as np
 import pytest
 import torch
-from tests.conformance.test_engines import MODELS, batch, bench_of, loaded, log_softmax, prompt
+from tests.conformance.test_engines import MODELS as ENGINES
+from tests.conformance.test_engines import batch, bench_of, loaded, log_softmax, prompt
 
 from gropius.errors import EngineError
 from gropius.rollout.past import Past, Pasts
 from gropius.rollout.torch_engine import TorchEngine, position_bytes
 from gropius.types import Request, Sampling
+
+MODELS = [name for name in ENGINES if name.endswith(("/own", "/transformers"))]
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name.startswith(("llama", "gemma3"))])
