@@ -25,7 +25,6 @@ from gropius.plan.counts import PassCounts
 from gropius.recipe import from_dict
 from gropius.recipe.capacity import refuse_what_cannot_fit
 from gropius.recipe.resolve import Resolved
-from gropius.recipe.schema import SftTable, TrainTable
 from gropius.records import faults
 from gropius.records.reader import RunReader
 from gropius.records.sinks import Place, Sinks
@@ -39,11 +38,13 @@ from gropius.rollout.torch_engine import TorchEngine
 from gropius.rollout.vllm.engine import VllmEngine
 from gropius.rollout.vllm.open import Trainer, open_vllm
 from gropius.tasks import TaskSet, load_tasks
+from gropius.tasks.functions import ToolSettings, require_partner, with_tools
 from gropius.tasks.preflight import Finding, overlong
 from gropius.tasks.preflight import preflight as look_over
-from gropius.train import advance, ending, keep, loop, memory, pass_rates, randomness, reference
+from gropius.train import advance, ending, estimating, keep, loop, memory, pass_rates, randomness, reference
 from gropius.train import resume as continuing
 from gropius.train.checkpoint import Snapshot
+from gropius.train.conversation import conversation
 from gropius.train.critic import Critic
 from gropius.train.critic_checks import critic_invariances
 from gropius.train.evaluate import HeldOut
@@ -65,7 +66,8 @@ from gropius.train.trial import one_batch
 def tasks(resolved: Resolved) -> TaskSet:
     """The task set of a recipe."""
     data = resolved.data
-    return load_tasks(data.source, data.options, resolved.seed, data.columns, data.held_out, resolved.base_dir)
+    found = load_tasks(data.source, data.options, resolved.seed, data.columns, data.held_out, resolved.base_dir)
+    return with_tools(found, ToolSettings(**resolved.rollout.tools.model_dump()), resolved.base_dir)
 
 
 def reward_parts(resolved: Resolved, found: TaskSet) -> list[dict[str, Any]]:
@@ -139,14 +141,10 @@ class _Parts:
 def _parts(resolved: Resolved, progress: Progress, folder: Path | None = None, team: Team | None = None) -> _Parts:
     torch.set_num_threads(resolved.train.threads or torch.get_num_threads())
     found = tasks(resolved)
-    if resolved.rollout.max_turns > 1 and found.environment is None:
-        raise RecipeError(
-            f"rollout.max_turns = {resolved.rollout.max_turns} would do nothing: {found.name} has no environment that "
-            "answers the model; remove the key"
-        )
+    require_partner(found, resolved.rollout.max_turns)
     judge = scorer(resolved, found)
     loaded = model(resolved, folder, team.device if team else "")
-    chat = _chat(resolved, found, loaded)
+    chat = conversation(resolved, found, loaded)
     found, dropped = fitting(found, chat, loaded.context_length, resolved.data.overlong)
     own = engine(resolved, loaded)
     described = tuple(judge.describe())
@@ -397,6 +395,12 @@ def pass_counts(resolved: Resolved, prompts: int, progress: Progress) -> PassCou
         return asyncio.run(pass_rates.pass_counts(resolved, parts.loaded, parts.player, prompts))
 
 
+def estimate(resolved: Resolved, progress: Progress, clock: estimating.Clock = estimating.WALL) -> estimating.Estimate:
+    """Time of a step and peak memory of a recipe on this machine; no weight moves and no run folder is left."""
+    with closing(_parts(resolved, progress)) as parts:
+        return estimating.estimate(resolved, estimating.Bench(parts.loaded, parts.player, clock=clock))
+
+
 def preflight(resolved: Resolved, measure: bool = False) -> list[Finding]:
     """What is wrong with a recipe's data and rewards, without a step. measure: load the model, to measure the prompts.
 
@@ -408,13 +412,8 @@ def preflight(resolved: Resolved, measure: bool = False) -> list[Finding]:
         programs = any(part.name == "code" for part in judge.parts)
         findings = [*look_over(found, programs), *unusable_gold(found, judge.parts)]
     if measure:
-        chat = _chat(resolved, found, loaded := model(resolved))
+        chat = conversation(resolved, found, loaded := model(resolved))
         length = lambda task: len(chat.prompt_ids(task.messages()))  # noqa: E731
-        every, room = (*found.train, *found.held_out), resolved.rollout.max_tokens
-        findings += overlong(every, length, loaded.context_length, room)
+        every = (*found.train, *found.held_out)
+        findings += overlong(every, length, loaded.context_length, resolved.rollout.max_tokens)
     return findings
-
-
-def _chat(resolved: Resolved, found: TaskSet, loaded: LoadedModel) -> ChatFormat:
-    system = resolved.data.system_prompt if resolved.data.system_prompt is not None else found.system_prompt
-    return ChatFormat.for_model(loaded, system_prompt=system, template_options=resolved.data.template)

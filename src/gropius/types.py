@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, NotRequired, Protocol, TypedDict
 
 import numpy as np
@@ -225,12 +226,14 @@ class EnvironmentStep:
     """What an environment answers to one reply: messages for the model (none when it is over) and the score at the end.
 
     parts: reward parts by name, given on the last step. raw: the unshaped success metric (0 or 1 where there is one).
+    reason: why the episode ends, where it does.
     """
 
     messages: tuple[Message, ...] = ()
     done: bool = False
     parts: Mapping[str, float] = field(default_factory=dict)
     raw: float | None = None
+    reason: FinishReason = "environment_end"
 
 
 class Environment(Protocol):
@@ -298,24 +301,24 @@ class Episode:
         own = self.loss_mask if self.origin is None else self.loss_mask & (self.origin == self.member)
         return int(own.sum())
 
-    @property
+    @cached_property
     def response_ids(self) -> NDArray[np.int64]:
         """[T] every id after the prompt: the model's and the environment's."""
         parts = [turn.token_ids for turn in self.turns]
         return np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)
 
-    @property
+    @cached_property
     def loss_mask(self) -> NDArray[np.bool_]:
         """[T] True where the model wrote the token (its stop token included)."""
         parts = [np.full(len(turn.token_ids), turn.role == "model") for turn in self.turns]
         return np.concatenate(parts) if parts else np.zeros(0, np.bool_)
 
-    @property
+    @cached_property
     def sampler_logprobs(self) -> NDArray[np.float32]:
         """[T] log-probability under the sampler at its temperature, whole vocabulary; 0 at masked tokens."""
         return self._per_token("logprobs")
 
-    @property
+    @cached_property
     def drawn_logprobs(self) -> NDArray[np.float32]:
         """[T] log-probability under the (possibly truncated) distribution the token was drawn from; 0 where masked."""
         return self._per_token("drawn_logprobs")

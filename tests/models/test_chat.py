@@ -155,3 +155,65 @@ def test_a_variable_that_the_template_does_not_read_is_refused(name, words):
         chat(SWITCHED, template_options={name: False})
     with pytest.raises(ModelError, match="would do nothing"):
         chat(SWITCHED, style="plain", template_options={"loud": True})
+
+
+TOOLED = (
+    "{% if tools %}{{ '<system>' + (tools | tojson) + eos_token }}{% endif %}"
+    "{% for m in messages %}{{ '<' + m['role'] + '>' + m['content'] + eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
+)
+SCHEMA = {"type": "function", "function": {"name": "add", "description": "d", "parameters": {"type": "object"}}}
+
+
+def test_tools_are_shown_by_the_template_and_refused_where_it_has_no_place_for_them():
+    assert '"name": "add"' in chat(TOOLED, tools=[SCHEMA]).decode(chat(TOOLED, tools=[SCHEMA]).prompt_ids([user("q")]))
+    assert "add" not in chat(TOOLED).decode(chat(TOOLED).prompt_ids([user("q")]))
+    with pytest.raises(ModelError, match=r'rollout\.tools\.show = "system"'):
+        chat(tools=[SCHEMA])
+    with pytest.raises(ModelError, match="set by the conversation"):
+        chat(TOOLED, template_options={"tools": []})
+    with pytest.raises(ModelError, match="plain text"):
+        ChatFormat.for_model(load_model("tiny", tiny=TinyShape(hidden=32, layers=1, mlp=32)), tools=[SCHEMA])
+
+
+def test_a_call_survives_as_it_was_drawn_and_its_answer_follows():
+    fmt = chat(TOOLED, tools=[SCHEMA])
+    written = '<tool_call>{"name":  "add" }</tool_call>'  # spaces that no renderer would give back
+    drawn = (*fmt._encode_text(written), EOS)
+    answer = {"role": "tool", "name": "add", "content": "3 <eos>"}
+    between = fmt.environment_ids([user("q"), assistant(fmt.decode(drawn))], [answer, answer], last_id=EOS)
+    assert fmt.decode(drawn) == written and "3 <eos>" in fmt.decode(between)
+    assert between[-1] == ASSISTANT and between.count(EOS) == 2
+
+
+def test_an_answer_that_the_template_does_not_show_is_refused():
+    silent = TOOLED.replace("m['content'] + eos_token", "(m['content'] if m['role'] != 'tool' else '') + eos_token")
+    with pytest.raises(ModelError, match=r'rollout\.tools\.results = "user"'):
+        chat(silent).environment_ids([user("q"), assistant("a")], [{"role": "tool", "content": "3"}], EOS)
+    chat(silent).environment_ids([user("q"), assistant("a")], [user("3")], EOS)
+
+
+def test_a_template_that_leaves_out_earlier_thoughts_is_refused_where_they_would_be_lost():
+    only_for_users = THINKING.replace(
+        "if m['role'] == 'assistant'", "if m['role'] == 'assistant' and messages[-1]['role'] == 'user'"
+    )
+    assert chat(THINKING).drops_thoughts("user") and chat(THINKING).drops_thoughts("tool")
+    assert chat(only_for_users).drops_thoughts("user") and not chat(only_for_users).drops_thoughts("tool")
+    assert not chat().drops_thoughts("user") and not chat(style="plain").drops_thoughts("user")
+    with pytest.raises(ModelError, match=r"leaves out what the model thought.*data\.keep_thoughts"):
+        chat(THINKING).refuse_dropped_thoughts("user")
+    chat(only_for_users).refuse_dropped_thoughts("tool")
+
+
+@pytest.mark.parametrize("style", ["chat", "plain"])
+def test_with_pad_as_end_token_two_end_tokens_and_a_lossy_decoder_the_ids_stay_as_drawn(style):
+    tokenizer = tiny_tokenizer()
+    tokenizer.pad_token = tokenizer.eos_token
+    other = tokenizer.convert_tokens_to_ids("z")
+    fmt = ChatFormat(tokenizer, style=style, stop_token_ids=(EOS, other))
+    tokenizer.decode = lambda ids, **_: "?" * len(ids)  # decoding and encoding again would give other ids
+    history = [user("q"), assistant(fmt.decode([9, other, EOS]))]
+    assert history[-1]["content"] == "??"
+    by_eos, by_other, cut = (fmt.environment_ids(history, [user("n")], last_id=last) for last in (EOS, other, 9))
+    assert by_eos == by_other and (cut == (EOS, *by_eos) if style == "chat" else cut == by_eos)
+    assert fmt.decode([EOS, other]) == "?"

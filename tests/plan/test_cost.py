@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from gropius.errors import UsageError
-from gropius.plan.cost import ModelShape, Workload, cost, shape_of
+from gropius.plan.cost import Footprint, ModelShape, Workload, cost, shape_of
 from gropius.plan.machines import MACHINES, Machine, machine
-from gropius.plan.probe import probe
 
 SMOL = ModelShape(30, 576, 9, 3, 64, 1536, 49152)
 TEN = ModelShape(8, 256, 4, 4, 64, 768, 4096)
@@ -104,8 +103,41 @@ def test_refusals_name_what_to_write():
         shape_of({"num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 1, "intermediate_size": 8})
 
 
-def test_a_probe_measures_a_machine_that_can_be_planned_with():
-    small = ModelShape(2, 32, 4, 2, 8, 48, 64)
-    here = probe(small, 8, seconds=0.1)
-    report = cost(small, Workload(1, 2, 8, 8), here)
-    assert here.flops > 0 and here.bandwidth > 0 and here.memory_bytes > 1e8 and report.step_s > 0
+def test_what_is_refilled_is_drawn_again_and_not_trained_on():
+    load = Workload(8, 8, 64, 64)
+    once, twice = cost(SMOL, load, TWO_CORES), cost(SMOL, replace(load, drawn=2.0), TWO_CORES)
+    for name in ("prefill", "decode"):
+        assert phase(twice, name).time_s == pytest.approx(2 * phase(once, name).time_s)
+    assert phase(twice, "training") == phase(once, "training")
+
+
+def test_finished_rows_leave_a_wave_so_that_a_long_tail_costs_steps_and_no_row_work():
+    unlimited = replace(TWO_CORES, bandwidth=float("inf"))
+    even, tail = (cost(SMOL, Workload(8, 8, 0, 64, length_spread=s), unlimited) for s in (1.0, 4.0))
+    assert phase(tail, "decode").flops == pytest.approx(phase(even, "decode").flops)
+    assert phase(tail, "decode").time_s == pytest.approx(phase(even, "decode").time_s)
+    paced = replace(unlimited, step_overhead_s=0.5)
+    extra = [phase(cost(SMOL, Workload(8, 8, 0, 64, length_spread=s), paced), "decode").time_s for s in (1.0, 4.0)]
+    assert extra[1] - extra[0] == pytest.approx(3 * 64 * 0.5)
+
+
+def test_overhead_is_of_responses_updates_and_the_step():
+    here = replace(TWO_CORES, response_s=0.01, update_s=2.0, fixed_s=100.0)
+    report = cost(SMOL, Workload(4, 8, 64, 64, epochs=3, updates=2), here)
+    assert phase(report, "overhead").time_s == pytest.approx(32 * 0.01 + 6 * 2.0 + 100.0)
+    assert phase(report, "update").bytes == 28 * SMOL.parameters * 6
+
+
+def test_a_cache_that_is_kept_lies_beside_the_activations():
+    load = Workload(8, 8, 64, 64)
+    rule, kept = cost(SMOL, load, TWO_CORES), cost(SMOL, load, TWO_CORES, Footprint(base_bytes=3e9, keeps_cache=True))
+    training = rule.memory_bytes["activations"] + rule.memory_bytes["logits"]
+    smaller = min(rule.memory_bytes["cache"], training)
+    assert kept.peak_bytes == pytest.approx(rule.peak_bytes + smaller + 3e9)
+
+
+def test_an_adapter_has_gradients_and_moments_of_its_own_only():
+    load = Workload(8, 8, 64, 64)
+    whole, adapter = (cost(SMOL, load, TWO_CORES, Footprint(trained=n)).memory_bytes["states"] for n in (0, 1_000_000))
+    assert whole == 16 * SMOL.parameters
+    assert adapter == 4 * SMOL.parameters + 12_000_000

@@ -35,6 +35,8 @@ class TestContradictions:
         (("rollout.group_size=1",), "rollout.group_size", "no sibling"),
         (("rollout.temperature=0",), "rollout.temperature", "write temperature = 1.0"),
         (("rollout.max_turns=2", "rollout.max_episode_tokens=8"), "rollout.max_episode_tokens", "max_tokens = 8"),
+        (('rollout.tools.functions=["a:b"]',), "rollout.tools.functions", "write rollout.max_turns = 6"),
+        (('rollout.tools.pattern="x"',), "rollout.tools.pattern", "write both or neither"),
         (("rollout.oversample=2", "objective.selection.dead=grow"), "rollout.oversample", "write oversample = 1.0"),
         (
             ("rollout.oversample=2", "rollout.cut=resume", 'rollout.stop_strings=["x"]'),
@@ -97,6 +99,7 @@ class TestContradictions:
             "the policy would never move",
         ),
         (("objective.preset=pkpo", "objective.advantage.k=9"), "objective.advantage.k", "group_size = 18"),
+        (("model.lora.rank=8", "cluster.trainer_ranks=2"), "cluster.trainer_ranks", "write trainer_ranks = 1"),
         (("model.lora.rank=8", "model.lora.dropout=0.1"), "model.lora.dropout", "write dropout = 0"),
     )
 
@@ -129,6 +132,7 @@ SERVER = ("rollout.vllm.mode=server", "rollout.vllm.address=/run/s")
 class TestUselessKeys:
     CASES = (
         (("rollout.cut=resume",), "rollout.cut"),
+        (("rollout.tools.calls=3",), "rollout.tools.calls"),
         (("rollout.group_schedule.window=3",), "rollout.group_schedule.window"),
         (("model.source=folder", "model.tiny.layers=2"), "model.tiny.layers"),
         (("rollout.max_episode_tokens=128",), "rollout.max_episode_tokens"),

@@ -83,7 +83,7 @@ def test_a_place_comes_to_the_token_that_completes_it() -> None:
     [
         (placed([Place(1.0, turn=2)]), "a score falls in turn 2 and the model has 2"),
         (placed([Place(1.0, turn=0, characters=9)]), "ends after 9 characters of turn 0, which has 4"),
-        (Outcome("scored", 2.0, "", (Place(1.0),)), "the scores add up to 1 and the value is 2.0"),
+        (Outcome("scored", 2.0, "", (Place(1.0),)), "add up to 1 and the value is 2.0"),
         (Outcome("rejected", 1.0, "", (Place(1.0),)), "a rejected outcome has no places"),
         (Outcome("scored", 1.0, "", (Place(float("nan")),)), "a score of nan has a place"),
     ],

@@ -5,12 +5,15 @@ import asyncio
 import numpy as np
 import pytest
 import torch
-from tests.conformance.test_engines import MODELS, batch, bench_of, loaded, log_softmax, prompt
+from tests.conformance.test_engines import MODELS as ENGINES
+from tests.conformance.test_engines import batch, bench_of, loaded, log_softmax, prompt
 
 from gropius.errors import EngineError
 from gropius.rollout.past import Past, Pasts
-from gropius.rollout.torch_engine import TorchEngine
+from gropius.rollout.torch_engine import TorchEngine, position_bytes
 from gropius.types import Request, Sampling
+
+MODELS = [name for name in ENGINES if name.endswith(("/own", "/transformers"))]
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name.startswith(("llama", "gemma3"))])
@@ -111,6 +114,11 @@ def test_in_bfloat16_the_own_path_stays_within_a_stated_bound(name):
 
 def test_one_line_says_which_path_is_used():
     assert "own" in TorchEngine(loaded("llama")).describe()
+    narrow = bench_of("llama/own", token_budget=1000).engine
+    assert "at most 1,500 positions, 500 of them between turns" in narrow.describe()
+    narrow._path.decoder.reserve(10, 96, 0, 1000)
+    assert narrow._path.cache_bytes == 960 * position_bytes(narrow.loaded.model, narrow._path)
+    assert "at most 1,000 positions (" in bench_of("gpt2/transformers", token_budget=1000).engine.describe()
     line = TorchEngine(loaded("gemma3")).describe()
     assert "transformers" in line and "Gemma3ForCausalLM" in line and "\n" not in line
 

@@ -197,7 +197,7 @@ def recipe(read: Audit) -> str:
         lines += ["", f"[{table}]"]
         lines += [f"{k.partition('.')[2]} = {_toml(x)}" for k, x in run.items() if k.startswith(table + ".")]
     lines += ["", "[objective]", f'preset = "{preset}"']
-    for axis in ("advantage", "ratio", "surrogate", "kl", "aggregate", "selection"):
+    for axis in ("advantage", "ratio", "surrogate", "kl", "aggregate", "selection", "terms"):
         own = {k.partition(".")[2]: x for k, x in fields.items() if k.startswith(axis + ".")}
         if own:
             lines += ["", f"[objective.{axis}]", *(f"{k} = {_toml(x)}" for k, x in own.items())]

@@ -1,4 +1,4 @@
-"""`gropius check RECIPE --resume --invariance`: prove here, with this recipe, what is promised of every run."""
+"""`gropius check RECIPE`: what it will take here; with --resume, --invariance: prove what is promised of every run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import typer
 
 from gropius.cli.options import Json, Recipe, Settings, TrustCode
 from gropius.cli.output import print_json, print_text, say
-from gropius.errors import GropiusError, UsageError
+from gropius.errors import GropiusError
 
 if TYPE_CHECKING:
     from gropius.recipe import Resolved
@@ -57,14 +57,18 @@ def command(
     trust_code: TrustCode = False,
     as_json: Json = False,
 ) -> None:
-    """Prove a promise with a recipe of yours, on this machine. Exit code 1 when it does not hold."""
+    """Estimate time and memory of a recipe on this machine, or prove a promise with it.
+
+    Exit code 1 when a promise does not hold, or when the run would not fit into the memory.
+    """
     from gropius.recipe import refuse_user_code, resolve
 
     resolved = resolve(recipe, settings)
     refuse_user_code(resolved, trusted=trust_code)
     asked = [name for name, wanted in (("resume", resume), ("invariance", invariance)) if wanted]
     if not asked:
-        raise UsageError(f"say what to check: {', '.join(f'--{name}' for name in CHECKS)}")
+        _estimate(resolved, as_json)
+        return
     words = [recipe, *(word for setting in settings for word in ("--set", setting))]
     words += ["--trust-code"] if trust_code else []
     with tempfile.TemporaryDirectory(prefix="gropius-check-") as temporary:
@@ -75,6 +79,24 @@ def command(
     else:
         print_text(*(f"{'ok    ' if answer.held else 'FAILED'}  {answer.check}: {answer.text}" for answer in answers))
     if not all(answer.held for answer in answers):
+        raise typer.Exit(1)
+
+
+def _estimate(resolved: Resolved, as_json: bool) -> None:
+    """Time of a step and peak memory, by a probe of ten seconds or two and a few groups of the recipe's own tasks."""
+    from gropius import build
+    from gropius.cli.console import Console
+    from gropius.cli.plan import print_cost
+
+    with Console() as console:
+        found = build.estimate(resolved, console)
+    report = found.report
+    if as_json:
+        print_json(report.as_dict() | {"notes": list(found.notes), "load": vars(found.load)})
+    else:
+        print_text(*found.notes)
+        print_cost(report)
+    if not report.fits:
         raise typer.Exit(1)
 
 

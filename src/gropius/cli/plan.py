@@ -14,7 +14,7 @@ from gropius.cli.output import number, print_json, print_table, print_text, say
 from gropius.errors import UsageError
 
 if TYPE_CHECKING:
-    from gropius.plan.cost import CostReport, ModelShape
+    from gropius.plan.cost import CostReport, ModelShape, Workload
     from gropius.plan.machines import Machine
     from gropius.plan.question import Question
     from gropius.plan.split import Phase, Plan
@@ -79,7 +79,7 @@ def command(
         costs = _cost(model, machine, (asked, split, tokens, live), source)
         report["cost"] = costs.as_dict()
         if not as_json:
-            _print_cost(costs)
+            print_cost(costs)
     if as_json:
         print_json(report)
 
@@ -122,7 +122,7 @@ def _cost(
     shape = read_shape(model)
     if machine == "run":
         return cost(shape, load, _recorded_machine(source, shape, load.prompt_tokens))
-    return cost(shape, load, _machine(machine, shape, load.rows or min(load.responses, 64)))
+    return cost(shape, load, _machine(machine, model, load))
 
 
 def _recorded_machine(source: Path | None, shape: ModelShape, prompt_tokens: float) -> Machine:
@@ -151,13 +151,14 @@ def read_shape(path: Path) -> ModelShape:
     return shape_of(config.get("text_config", config), str(file))
 
 
-def _machine(name: str, shape: ModelShape, rows: int) -> Machine:
+def _machine(name: str, model: Path, load: Workload) -> Machine:
     from gropius.plan.machines import machine
-    from gropius.plan.probe import probe
 
     if name == "probe":
-        say("measuring this machine for ten seconds")
-        return probe(shape, rows)
+        from gropius.train.probe import measured
+
+        say("measuring this machine with the model's own decode steps and updates, about ten seconds")
+        return measured(model, load)
     count, times, device = name.partition("x")
     return machine(device, int(count)) if times and count.isdigit() else machine(name)
 
@@ -219,7 +220,8 @@ def bars(plan: Plan) -> list[str]:
     return out
 
 
-def _print_cost(report: CostReport) -> None:
+def print_cost(report: CostReport) -> None:
+    """Phases, seconds, bytes, and what a critic would add."""
     print_text("", "cost of a step")
     rows = [(p.name, f"{p.tokens:,.0f}", f"{p.flops / 1e12:,.3g}", f"{p.time_s:,.3g}") for p in report.phases]
     print_table(("phase", "tokens", "TFLOP", "seconds"), rows)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gropius.types import EnvironmentStep, Message, Outcome
 
@@ -57,7 +57,7 @@ class ToolUse:
             return self._finish(reply)
         self.used += 1
         if self.used > self.bench.calls + 1:  # told once that no calls are left
-            return self._finish("")
+            return replace(self._finish(""), reason="tool_limit")
         if self.used > self.bench.calls:
             text = "no calls are left; give the final answer"
         elif fault:

@@ -20,7 +20,7 @@ from gropius.types import Message
 Style = Literal["chat", "plain"]
 STYLES = ("auto", "chat", "plain")
 
-_OWN_VARIABLES = ("messages", "tokenize", "add_generation_prompt", "continue_final_message", "return_dict")
+_OWN_VARIABLES = ("messages", "tools", "tokenize", "add_generation_prompt", "continue_final_message", "return_dict")
 # Private-use characters: no template tests for them, no tokenizer merges them with their neighbours before we look.
 _OPEN, _CLOSE = "\ue0f0", "\ue0f1"
 
@@ -33,6 +33,7 @@ class ChatFormat:
     system_prompt: put first where a conversation has no system message of its own.
     stop_token_ids: ids that end a model turn; the tokenizer's end token where none are given.
     template_options: variables of the chat template beside the conversation, such as enable_thinking.
+    tools: schemas of functions, which the template shows the model.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class ChatFormat:
         style: Style = "chat",
         stop_token_ids: Iterable[int] = (),
         template_options: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         if style == "chat" and tokenizer.chat_template is None:
             raise ModelError('the tokenizer has no chat template; use the style "plain"')
@@ -52,6 +54,7 @@ class ChatFormat:
         stops = set(stop_token_ids) or ({tokenizer.eos_token_id} - {None})
         self.stop_token_ids = frozenset(int(token) for token in stops)
         self.template_options = dict(template_options or {})
+        self.tools = [dict(tool) for tool in tools]
         self._refuse_idle_options()
         self._control = tuple(str(token) for token in tokenizer.added_tokens_decoder.values() if token.special)
         self._opening = self._plain_opening()
@@ -63,6 +66,7 @@ class ChatFormat:
         style: str = "auto",
         system_prompt: str | None = None,
         template_options: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> ChatFormat:
         """The format of a model. "auto": plain for the built-in model or where there is no template, else chat."""
         if style not in STYLES:
@@ -70,12 +74,18 @@ class ChatFormat:
         if style == "auto":
             plain = loaded.tokenizer.chat_template is None or _asks_for_plain(loaded.tokenizer)
             style = "plain" if plain else "chat"
+        if tools and style == "plain":
+            raise ModelError(
+                "this model reads plain text, so its prompt has no place for tools; write rollout.tools.show = "
+                '"system" and rollout.tools.results = "user"'
+            )
         return cls(
             loaded.tokenizer,
             system_prompt,
             style=cast(Style, style),
             stop_token_ids=loaded.stop_token_ids,
             template_options=template_options,
+            tools=tools,
         )
 
     def prompt_ids(self, messages: Sequence[Message]) -> tuple[int, ...]:
@@ -109,6 +119,8 @@ class ChatFormat:
         mark = f"{_OPEN}reply{_CLOSE}"
         conversation = [*head, _with_content(history[-1], mark), *new_messages]
         self._check_continuation(self._render(head), self._render(conversation), mark)
+        if any(message["role"] == "tool" for message in new_messages):
+            self._check_results([*head, _with_content(history[-1], "-")], new_messages)
         ids = self._encode_conversation(conversation, after=mark)
         stopped = last_id is None or last_id in self.stop_token_ids
         return ids[1:] if stopped and ids and ids[0] in self.stop_token_ids else ids
@@ -127,6 +139,11 @@ class ChatFormat:
         """Refuse a variable that the template never reads, or that belongs to the conversation itself."""
         template = self.tokenizer.chat_template if self.style == "chat" else ""
         text = template if isinstance(template, str) else " ".join(map(str, (template or {}).values()))
+        if self.tools and not re.search(r"\btools\b", text):
+            raise ModelError(
+                "the chat template has no place for tools, so the model would not hear of them; write "
+                'rollout.tools.show = "system"'
+            )
         for name in self.template_options:
             if name in _OWN_VARIABLES or not re.search(rf"\b{re.escape(name)}\b", text):
                 raise ModelError(
@@ -150,7 +167,11 @@ class ChatFormat:
         conversation = cast("list[dict[str, str]]", list(messages))
         try:
             text = self.tokenizer.apply_chat_template(
-                conversation, tokenize=False, add_generation_prompt=True, **self.template_options
+                conversation,
+                tools=cast("list[Any]", self.tools) or None,
+                tokenize=False,
+                add_generation_prompt=True,
+                **self.template_options,
             )
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             roles = ", ".join(message["role"] for message in messages)
@@ -169,6 +190,38 @@ class ChatFormat:
             raise ModelError(
                 "this chat template cannot be continued faithfully: once an answer follows, it shows the earlier "
                 f"conversation differently: {shown[at : at + 40]!r} where the model had read {before[at : at + 40]!r}"
+            )
+
+    def _check_results(self, history: Sequence[Message], results: Sequence[Message]) -> None:
+        marks = [f"{_OPEN}{index}{_CLOSE}" for index in range(len(results))]
+        text = self._render([*history, *map(_with_content, results, marks)])
+        if any(text.count(mark) != 1 for mark in marks):
+            raise ModelError(
+                'this chat template does not show what a tool answered; write rollout.tools.results = "user"'
+            )
+
+    def drops_thoughts(self, role: str) -> bool:
+        """True when the template leaves out what the model thought in an earlier turn once a message of `role` follows.
+
+        The thoughts stay in the ids, as they were drawn; a conversation that is rendered anew would lack them.
+        """
+        if self.style == "plain":
+            return False
+        thought = f"{_OPEN}thought{_CLOSE}"
+        reply: Message = {"role": "assistant", "content": f"<think>\n{thought}\n</think>\n\nanswer"}
+        try:
+            text = self._render([{"role": "user", "content": "q"}, reply, {"role": role, "content": "n"}])
+        except ModelError:  # it takes no second turn at all, which is refused where one is taken
+            return False
+        return thought not in text and "answer" in text
+
+    def refuse_dropped_thoughts(self, role: str) -> None:
+        """Refuse a template that `drops_thoughts`: what is trained would be no conversation that it ever renders."""
+        if self.drops_thoughts(role):
+            raise ModelError(
+                "this chat template cannot be continued faithfully: it leaves out what the model thought in earlier "
+                "turns, and the ids of an episode keep it; use one turn, or a template that keeps thoughts, or write "
+                "data.keep_thoughts = true if the model does not think aloud, or is to see its thoughts again"
             )
 
     def _encode_conversation(self, messages: Sequence[Message], after: str = "") -> tuple[int, ...]:

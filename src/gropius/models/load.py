@@ -99,6 +99,21 @@ def load_model(
     return _describe(model.to(place).eval(), tokenizer, source, adapter)
 
 
+def untrained(config: Path) -> LoadedModel:
+    """A model of the shape in a config.json, with random weights and no tokenizer of its own: to be timed, not used.
+
+    Raises ModelError where transformers does not know the architecture.
+    """
+    try:
+        known = _without_dropout(AutoConfig.from_pretrained(config.parent))
+        model = AutoModelForCausalLM.from_config(known, dtype=torch.float32)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{config}: no model can be made of it: {str(error).strip().splitlines()[0]}") from error
+    _, tokenizer = tiny_model(TinyShape(), 0)
+    context = int(getattr(known.get_text_config(), "max_position_embeddings", None) or DEFAULT_CONTEXT)
+    return LoadedModel(model.to(_device("auto")).eval(), tokenizer, str(config), context, (0,), 0)
+
+
 def save_model(loaded: LoadedModel, folder: str | Path) -> None:
     """Write a Hugging Face folder that transformers and vLLM load: config, safetensors, tokenizer, chat template.
 

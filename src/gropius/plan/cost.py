@@ -84,10 +84,13 @@ def shape_of(config: Mapping[str, Any], where: str = "config.json") -> ModelShap
 class Workload:
     """What a step does. Lengths in tokens, the mean over responses.
 
-    epochs: passes over a rollout batch. anchor_pass: log-probabilities of the snapshot are computed anew (more than one
-    update a batch). reference: a KL target is evaluated. live_share: share of the groups that is trained (dead ones are
-    skipped exactly). rows: responses decoded at once, 0 = all. length_spread: longest over mean response, for the tail
-    of a decode without slot refill. pack_tokens: of one micro-batch. rollout_bytes: of a weight while decoding.
+    epochs: passes over a rollout batch; updates: optimiser steps of one pass. anchor_pass: log-probabilities of the
+    snapshot are computed anew (more than one update a batch). reference: a KL target is evaluated. live_share: share of
+    the groups that is trained (dead ones are skipped exactly). rows: responses decoded at once, 0 = all. length_spread:
+    longest over mean response: finished rows leave, so that the last steps of a wave decode few. pack_tokens: of one
+    micro-batch. rollout_bytes: of a weight while decoding. drawn: responses drawn for one that is trained on (refilled
+    groups). cached_tokens: positions that the sampler's cache comes to hold, 0 = as many as the responses of a step
+    take (an evaluation may need more).
     """
 
     prompts: int
@@ -105,6 +108,9 @@ class Workload:
     length_spread: float = 1.0
     pack_tokens: int = 8192
     rollout_bytes: int = 2
+    updates: int = 1
+    drawn: float = 1.0
+    cached_tokens: int = 0
 
     @property
     def responses(self) -> int:
@@ -136,6 +142,26 @@ class PhaseCost:
 
 
 @dataclass(frozen=True)
+class Footprint:
+    """Bytes of one device that a shape alone does not tell; the defaults are rules of thumb, a probe measures them.
+
+    base_bytes: of the process itself. activation_bytes: kept a token for the backward pass, 0 = 34 (4 when recomputed)
+    a layer and unit of width. cast_bytes: weights kept once more in the type of the products. logits_bytes: at the
+    head, 0 = chunks of 1024 tokens. cache_bytes: of a number in the sampler's cache, 0 = as a rollout weight.
+    keeps_cache: the cache stays while the policy is trained. trained: parameters with a gradient and two moments, 0 =
+    all of them (an adapter has few).
+    """
+
+    base_bytes: float = 0.0
+    activation_bytes: float = 0.0
+    cast_bytes: float = 0.0
+    logits_bytes: float = 0.0
+    cache_bytes: int = 0
+    keeps_cache: bool = False
+    trained: int = 0
+
+
+@dataclass(frozen=True)
 class CostReport:
     """The phases of a step, its time, the memory of one device, and what a critic would add.
 
@@ -151,12 +177,15 @@ class CostReport:
     fits: bool
     critic: Mapping[str, float]
     assumptions: tuple[str, ...]
+    keeps_cache: bool = False
 
     @property
     def peak_bytes(self) -> float:
-        """Of one device: what is resident, and the larger of rollout cache and training activations."""
+        """Of one device: what is resident, and the larger of rollout cache and training activations (both, if kept)."""
         m = self.memory_bytes
-        return m["states"] + m["rollout weights"] + m["reference"] + max(m["cache"], m["activations"] + m["logits"])
+        training = m["activations"] + m["logits"]
+        moving = m["cache"] + training if self.keeps_cache else max(m["cache"], training)
+        return m["process"] + m["states"] + m["rollout weights"] + m["reference"] + moving
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -173,7 +202,7 @@ class CostReport:
         }
 
 
-def cost(shape: ModelShape, workload: Workload, machine: Machine) -> CostReport:
+def cost(shape: ModelShape, workload: Workload, machine: Machine, footprint: Footprint | None = None) -> CostReport:
     """What a step of this workload costs this model on this machine.
 
     Prefill 2N a token; decode max(bytes / bandwidth, operations / speed) a step; scoring 2N a token; training 6N (8N
@@ -188,12 +217,14 @@ def cost(shape: ModelShape, workload: Workload, machine: Machine) -> CostReport:
         *_scoring(shape, workload, machine),
         _training(shape, workload, machine, workload.epochs),
         _update(shape, workload, machine),
+        _overhead(workload, machine),
     )
     step = sum(p.time_s for p in phases)
-    memory = _memory(shape, workload, machine)
+    known = footprint or Footprint()
+    memory = _memory(shape, workload, machine, known)
     report = CostReport(
         phases, step, step * workload.steps, workload.sequence_tokens * workload.steps, memory, True,
-        _critic(shape, workload, machine, step), _assumptions(workload, machine),
+        _critic(shape, workload, machine, step), _assumptions(workload, machine), known.keeps_cache,
     )  # fmt: skip
     return CostReport(**{**vars(report), "fits": report.peak_bytes <= machine.memory_bytes})
 
@@ -215,9 +246,10 @@ def _attention(shape: ModelShape, workload: Workload, shared: bool) -> float:
 
 def _prefill(shape: ModelShape, workload: Workload, machine: Machine) -> PhaseCost:
     copies = 1 if workload.shared_prompt else workload.group_size
-    tokens = workload.prompts * workload.prompt_tokens * copies
+    prompts = workload.prompts * workload.drawn * copies
     p = workload.prompt_tokens
-    attention = 4 * shape.layers * shape.heads * shape.head_size * workload.prompts * copies * p * p / 2
+    tokens = prompts * p
+    attention = 4 * shape.layers * shape.heads * shape.head_size * prompts * p * p / 2
     flops = 2 * shape.block_parameters * tokens + attention
     return PhaseCost(
         "prefill", tokens, flops, workload.rollout_bytes * shape.matmul_parameters, machine.compute_s(flops)
@@ -225,15 +257,16 @@ def _prefill(shape: ModelShape, workload: Workload, machine: Machine) -> PhaseCo
 
 
 def _decode(shape: ModelShape, workload: Workload, machine: Machine) -> PhaseCost:
-    """Waves of `rows` responses; every decode step reads the weights once and each row's cache."""
+    """Waves of `rows` responses; every decode step reads the weights and the cache of each row that is not over."""
     per_device = math.ceil(workload.responses / machine.count)
     rows = min(workload.rows or per_device, per_device)
-    waves = per_device / rows
+    waves = per_device / rows * workload.drawn
+    alive = rows / workload.length_spread  # the mean over a wave's steps: as many as its longest response has tokens
     context = workload.prompt_tokens + workload.response_tokens / 2
     weight_bytes = workload.rollout_bytes * shape.matmul_parameters
-    cache_bytes = rows * context * shape.kv_elements * workload.rollout_bytes
-    attention = 4 * shape.layers * shape.heads * shape.head_size * rows * context
-    flops = 2 * shape.matmul_parameters * rows + attention
+    cache_bytes = alive * context * shape.kv_elements * workload.rollout_bytes
+    attention = 4 * shape.layers * shape.heads * shape.head_size * alive * context
+    flops = 2 * shape.matmul_parameters * alive + attention
     step_s = max(
         (weight_bytes + cache_bytes) / (machine.bandwidth * machine.bandwidth_efficiency),
         flops / (machine.flops * machine.decode_efficiency),
@@ -241,8 +274,8 @@ def _decode(shape: ModelShape, workload: Workload, machine: Machine) -> PhaseCos
     steps = workload.response_tokens * workload.length_spread * waves
     total = machine.count * steps
     return PhaseCost(
-        "decode", workload.responses * workload.response_tokens, flops * total, (weight_bytes + cache_bytes) * total,
-        steps * (step_s + machine.step_overhead_s),
+        "decode", workload.responses * workload.response_tokens * workload.drawn, flops * total,
+        (weight_bytes + cache_bytes) * total, steps * (step_s + machine.step_overhead_s),
     )  # fmt: skip
 
 
@@ -267,27 +300,38 @@ def _training(shape: ModelShape, workload: Workload, machine: Machine, passes: f
 
 def _update(shape: ModelShape, workload: Workload, machine: Machine) -> PhaseCost:
     """AdamW moves 28 bytes a parameter; devices sum 4-byte gradients over their link."""
-    moved = 28 * shape.parameters * workload.epochs
+    taken = workload.epochs * workload.updates
+    moved = 28 * shape.parameters * taken
     n = machine.count
-    link = 0.0 if n == 1 else 2 * (n - 1) / n * 4 * shape.parameters * workload.epochs / machine.link
+    link = 0.0 if n == 1 else 2 * (n - 1) / n * 4 * shape.parameters * taken / machine.link
     time = moved / n / (machine.bandwidth * machine.bandwidth_efficiency) + link
     return PhaseCost("update", 0.0, 0.0, moved, time)
 
 
-def _memory(shape: ModelShape, workload: Workload, machine: Machine) -> dict[str, float]:
+def _overhead(workload: Workload, machine: Machine) -> PhaseCost:
+    """What does not grow with the model: turn-taking, scoring, records, launching an update. Responses are divided."""
+    responses = math.ceil(workload.responses / machine.count) * workload.drawn
+    updates = workload.epochs * workload.updates
+    seconds = responses * machine.response_s + updates * machine.update_s + machine.fixed_s
+    return PhaseCost("overhead", 0.0, 0.0, 0.0, max(seconds, 0.0))
+
+
+def _memory(shape: ModelShape, workload: Workload, machine: Machine, known: Footprint) -> dict[str, float]:
     per_device = math.ceil(workload.responses / machine.count)
     rows = min(workload.rows or per_device, per_device)
     cached = rows * workload.response_tokens * workload.length_spread
     cached += workload.prompt_tokens * (rows / workload.group_size if workload.shared_prompt else rows)
     pack = min(float(workload.pack_tokens), workload.unique_tokens / machine.count)
-    unit = RECOMPUTED_BYTES if workload.recompute else ACTIVATION_BYTES
+    unit = (RECOMPUTED_BYTES if workload.recompute else ACTIVATION_BYTES) * shape.hidden * shape.layers
+    trained = known.trained or shape.parameters
     return {
-        "states": STATE_BYTES * shape.parameters / machine.count,
+        "process": known.base_bytes,
+        "states": (4 * shape.parameters + (STATE_BYTES - 4) * trained) / machine.count,
         "rollout weights": float(workload.rollout_bytes * shape.parameters),
         "reference": workload.rollout_bytes * shape.parameters / machine.count if workload.reference else 0.0,
-        "cache": cached * shape.kv_elements * workload.rollout_bytes,
-        "activations": pack * unit * shape.hidden * shape.layers,
-        "logits": 12.0 * min(pack, 1024.0) * shape.vocabulary,
+        "cache": (workload.cached_tokens or cached) * shape.kv_elements * (known.cache_bytes or workload.rollout_bytes),
+        "activations": pack * (known.activation_bytes or unit) + known.cast_bytes,
+        "logits": known.logits_bytes or 12.0 * min(pack, 1024.0) * shape.vocabulary,
     }
 
 

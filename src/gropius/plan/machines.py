@@ -12,7 +12,9 @@ class Machine:
     """One device's peaks, how many there are, and the share of the peak that a run reaches.
 
     flops: operations a second at the training type (dense). bandwidth: bytes a second of the device's memory. link:
-    bytes a second between devices. step_overhead_s: fixed time of a decode step. source: where the peaks come from.
+    bytes a second between devices. step_overhead_s: fixed time of a decode step. response_s: of one response outside
+    the model (turn-taking, scoring, records); update_s: of one optimiser step besides its tokens and its memory
+    traffic; fixed_s: of one step (weights handed to the sampler). source: where the peaks come from.
     """
 
     name: str
@@ -24,6 +26,9 @@ class Machine:
     decode_efficiency: float = 0.35
     bandwidth_efficiency: float = 0.6
     step_overhead_s: float = 0.0
+    response_s: float = 0.0
+    update_s: float = 0.0
+    fixed_s: float = 0.0
     link: float = 50e9
     source: str = "published peak"
 

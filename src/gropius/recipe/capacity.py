@@ -89,8 +89,8 @@ def refuse_what_cannot_fit(
     if needed > machine.memory_bytes:
         raise RecipeError(
             f"model.source: {parameters:,} parameters need at least {_size(needed)} to train "
-            f"(weights, gradients, two moments{', reference' if has['reference'] else ''}"
-            f"{', a critic of its own' if has['critic'] else ''}), and there "
+            f"(weights, gradients, two moments{', reference' if reference else ''}"
+            f"{', a critic of its own' if critic else ''}), and there "
             f"are {_size(machine.memory_bytes)}; choose a smaller model"
         )
     kept = resolved.checkpoint.keep_last + 1 if resolved.checkpoint.every else int(resolved.checkpoint.final)

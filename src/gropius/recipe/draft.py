@@ -29,6 +29,12 @@ class Draft:
         return self.recipe.rollout.prompts * self.recipe.rollout.group_size
 
     @property
+    def names(self) -> list[str]:
+        """Every name that may be one of a person's own functions."""
+        recipe = self.recipe
+        return [recipe.data.source, *(part.name for part in recipe.reward), *recipe.rollout.tools.functions]
+
+    @property
     def begun(self) -> int:
         """Responses that one round of a rollout batch begins, over-sampled ones included."""
         rollout = self.recipe.rollout

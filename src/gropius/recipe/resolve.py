@@ -349,15 +349,11 @@ def _derive(draft: Draft) -> Derived:
         needs_reference=draft.objective.needs_reference,
         user_code=tuple(
             dict.fromkeys(
-                [name for name in (recipe.data.source, *_reward_names(recipe.reward)) if names_a_function(name)]
+                [name for name in draft.names if names_a_function(name)]
                 + ([str(recipe.data.options.get("taskset"))] if recipe.data.source == "verifiers" else [])
             )
         ),
     )
-
-
-def _reward_names(parts: Sequence[RewardTable]) -> list[str]:
-    return [part.name for part in parts]
 
 
 def _notes(draft: Draft) -> list[str]:

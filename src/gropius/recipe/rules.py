@@ -154,6 +154,19 @@ CONTRADICTIONS: tuple[Contradiction, ...] = (
         ),
     ),
     Contradiction(
+        "rollout.tools.functions",
+        lambda d: bool(d.recipe.rollout.tools.functions) and d.recipe.rollout.max_turns == 1,
+        lambda d: (
+            "in one turn no call can be answered; write "
+            f"rollout.max_turns = {d.recipe.rollout.tools.calls + 2} (every call, a warning, the answer)"
+        ),
+    ),
+    Contradiction(
+        "rollout.tools.pattern",
+        lambda d: (d.recipe.rollout.tools.format == "pattern") != bool(d.recipe.rollout.tools.pattern),
+        lambda d: 'belongs to format = "pattern", and that needs it; write both or neither',
+    ),
+    Contradiction(
         "rollout.cut",
         lambda d: d.recipe.rollout.cut == "resume" and bool(d.recipe.rollout.stop_strings),
         lambda d: (
@@ -208,6 +221,14 @@ CONTRADICTIONS: tuple[Contradiction, ...] = (
             f"{d.recipe.eval.tasks} tasks are more than the {d.recipe.data.held_out} held out; "
             f"write tasks = {d.recipe.data.held_out}, or 0 for all, or raise data.held_out"
         ),
+    ),
+    Contradiction(
+        "cluster.trainer_ranks",
+        lambda d: (
+            d.recipe.cluster.trainer_ranks > 1
+            and (d.recipe.model.lora.on or d.recipe.train.optimiser != "adamw" or d.recipe.train.offload)
+        ),
+        lambda d: "an adapter, moments in 8 bits and offloaded ones are one process's; write trainer_ranks = 1",
     ),
     Contradiction(
         "data.held_out",
@@ -266,6 +287,11 @@ EFFECTS: tuple[Effect, ...] = (
         "rollout.refill_attempts",
         lambda d: d.objective.selection.dead == "refill",
         'objective.selection.dead = "refill"',
+    ),
+    Effect(
+        "rollout.tools.",
+        lambda d: bool(d.recipe.rollout.tools.functions) or "rollout.tools.functions" in d.explicit,
+        "rollout.tools.functions",
     ),
     Effect("rollout.cut", lambda d: d.recipe.rollout.oversample > 1, "rollout.oversample above 1"),
     Effect(

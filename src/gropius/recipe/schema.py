@@ -122,6 +122,9 @@ class DataTable(Table):
     )
     system_prompt: str | None = Field(None, description="put before every prompt; absent = the task set's own")
     template: Options = Field({}, description="variables of the chat template, such as enable_thinking")
+    keep_thoughts: bool = Field(
+        False, description="several turns although the template leaves out earlier thoughts, which the ids keep"
+    )
     overlong: Literal["drop", "refuse"] = Field("refuse", description="what happens to a prompt that leaves no room")
 
 
@@ -163,6 +166,20 @@ class VllmTable(Table):
     enforce_eager: bool = Field(False, description="compile nothing: a faster start, slower decoding")
     start_timeout_s: Positive = Field(600.0, description="seconds until the engine must be ready")
     hang_s: Positive = Field(300.0, description="seconds of silence after which a busy engine is given up")
+
+
+class ToolsTable(Table):
+    """`[rollout.tools]`: functions that the model may call over several turns (docs/tools.md)."""
+
+    functions: Annotated[tuple[Text, ...], BeforeValidator(_as_tuple)] = Field(
+        (), description="module:function names; their type hints and docstrings are what the model is told"
+    )
+    format: Literal["hermes", "llama", "pattern"] = Field("hermes", description="how the model writes a call")
+    pattern: str = Field("", description="regular expression with the groups name and arguments (JSON)")
+    show: Literal["template", "system"] = Field("template", description="told by the chat template, or in words")
+    results: Literal["tool", "user"] = Field("tool", description="role of the messages that answer a call")
+    calls_per_turn: CountOrZero = Field(1, description="calls in one reply at most; 0 = none")
+    calls: CountOrZero = Field(4, description="calls in an episode at most; 0 = none")
 
 
 class GroupScheduleTable(Table):
@@ -211,6 +228,7 @@ class RolloutTable(Table):
         "abort", description="what is cut: thrown away, or gone on with in the next step"
     )
     group_schedule: GroupScheduleTable = GroupScheduleTable()
+    tools: ToolsTable = ToolsTable()
 
 
 class TrainTable(Table):
@@ -379,6 +397,7 @@ TABLES: dict[tuple[str, ...], type[Table]] = {
     ("rollout",): RolloutTable,
     ("rollout", "vllm"): VllmTable,
     ("rollout", "group_schedule"): GroupScheduleTable,
+    ("rollout", "tools"): ToolsTable,
     ("train",): TrainTable,
     ("critic",): CriticTable,
     ("sft",): SftTable,

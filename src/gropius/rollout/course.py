@@ -132,7 +132,7 @@ class Course:
         if self.reason != "stop":
             return True
         if step.done:
-            self.reason = "environment_end"
+            self.reason = step.reason
         elif len(self.said) >= self.limits.max_turns:
             self.reason = "tool_limit"
         else:

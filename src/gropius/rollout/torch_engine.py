@@ -16,6 +16,7 @@ from typing import cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from transformers import PreTrainedModel
 
 from gropius.errors import EngineError, ModelError, did_you_mean
 from gropius.models.load import LoadedModel
@@ -89,8 +90,14 @@ class TorchEngine:
         self._dead = ""
 
     def describe(self) -> str:
-        """One line: which decode path is used, in which number format, and why."""
-        return self._description
+        """One line: which decode path is used, in which number format and why, and what its cache may take at most."""
+        kept = int(self.token_budget * PAST_SHARE) if isinstance(self._path, SlotPath) else 0
+        room = (self.token_budget + kept) * position_bytes(self.loaded.model, self._path)
+        between = f", {kept:,} of them between turns" if kept else ""
+        return (
+            f"{self._description}; keys and values of at most {self.token_budget + kept:,} positions{between} "
+            f"({room / 1e6:,.0f} MB)"
+        )
 
     async def complete(self, request: Request) -> Completion:
         """Draw one response. See `Engine.complete`; raises DataError for a prompt that cannot be continued."""
@@ -302,6 +309,15 @@ class TorchEngine:
 
     def _decode(self, ids: Sequence[int]) -> str:
         return cast(str, self.loaded.tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+def position_bytes(model: PreTrainedModel, path: DecodePath) -> int:
+    """Memory of the keys and values of one position, over all layers."""
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    held = path.decoder.cache_dtype if isinstance(path, SlotPath) else next(model.parameters()).dtype
+    return int(2 * config.num_hidden_layers * heads * width * held.itemsize)
 
 
 def _choose_path(loaded: LoadedModel, dtype: str, path: str) -> tuple[DecodePath, str]:

@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from gropius.errors import DataError
 from gropius.types import Environment, Message, Task
@@ -27,6 +28,7 @@ class TaskSet:
     sandbox: the weakest isolation that the environment takes for programs of the model; "" when it runs none.
     judges_text: the environment ends with an answer in words, which can hedge or deny; False for a game.
     blocking: a call of the environment may take long, so it is made beside the event loop; False: it is quick.
+    tools: schemas of the functions that the model may call, for its chat template.
     notes: what was recognised, for a person to read. fingerprint: sha256 over all rows of both halves, in order.
     """
 
@@ -42,6 +44,7 @@ class TaskSet:
     sandbox: str = ""
     judges_text: bool = False
     blocking: bool = True
+    tools: tuple[dict[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.train:

@@ -7,7 +7,8 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gropius.train import memory
+from gropius.errors import RunHalted
+from gropius.train import aside, memory
 from gropius.train.credit import Known, Part, fresh
 from gropius.train.energy import energies
 from gropius.train.pack import pack
@@ -18,6 +19,8 @@ from gropius.train.trained import Work
 
 if TYPE_CHECKING:
     from gropius.train.loop import Run
+
+HALT_AFTER_SKIPS = 3
 
 
 def looked_at(run: Run, known: Known, rows: Sequence[TrainSequence]) -> Known:
@@ -113,3 +116,19 @@ def refresh_reference(run: Run, step: int) -> None:
     every = run.plan.train.reference_refresh
     if run.reference is not None and every and step % every == 0:
         run.reference.refresh()
+
+
+def watch(run: Run, report: UpdateReport, rows: Sequence[TrainSequence]) -> None:
+    """Say when a step was not taken because a number was not finite, keep its batch; halt when that goes on."""
+    if report.taken or not report.culprits:
+        run.state.skipped_in_a_row = 0
+        return
+    run.state.skipped_in_a_row += 1
+    file = aside.write(run.writer.folder, run.state.step + 1, rows, report, run.player.chat.decode)
+    run.progress.note(f"step {run.state.step + 1}: {report.refused}; the weights were not touched; batch in {file}")
+    if run.state.skipped_in_a_row >= HALT_AFTER_SKIPS:
+        raise RunHalted(
+            f"{report.refused} in {HALT_AFTER_SKIPS} updates in a row; the weights are those before them, the rows "
+            f"that caused it are in {file}. Lower train.learning_rate or set train.grad_clip; "
+            f"`gropius resume {run.writer.folder}` goes on from the last checkpoint"
+        )

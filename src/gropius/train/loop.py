@@ -29,7 +29,7 @@ from gropius.rollout.branch import Branching
 from gropius.rollout.collect import CollectPlan, Player
 from gropius.rollout.select import Selected, SelectionRule, collect_selected
 from gropius.tasks.base import TaskSet
-from gropius.train import advance, aside, checkup, ending, keep, memory, mismatch, randomness, schedule, trained
+from gropius.train import advance, checkup, ending, keep, memory, mismatch, randomness, schedule, trained
 from gropius.train.credit import Credit, Known, compare, needs_anchor_pass
 from gropius.train.critic import Critic
 from gropius.train.deadline import within
@@ -40,12 +40,10 @@ from gropius.train.order import TaskOrder
 from gropius.train.progress import Progress
 from gropius.train.randomness import Randomness
 from gropius.train.reference import Reference, refer, score_reference
-from gropius.train.sequences import TrainSequence, cut
+from gropius.train.sequences import cut
 from gropius.train.step import Learner, UpdateReport
 from gropius.train.trained import Work
 from gropius.types import Sampling
-
-HALT_AFTER_SKIPS = 3
 
 
 @dataclass
@@ -264,24 +262,8 @@ def update(run: Run, credit: Credit, known: Known) -> list[list[UpdateReport]]:
             report = advance.update(run, part, known)
             if report is not None:
                 reports[-1].append(report)
-                watch(run, report, part.sequences)
+                advance.watch(run, report, part.sequences)
     return reports
-
-
-def watch(run: Run, report: UpdateReport, rows: Sequence[TrainSequence]) -> None:
-    """Say when a step was not taken because a number was not finite, keep its batch; halt when that goes on."""
-    if report.taken or not report.culprits:
-        run.state.skipped_in_a_row = 0
-        return
-    run.state.skipped_in_a_row += 1
-    file = aside.write(run.writer.folder, run.state.step + 1, rows, report, run.player.chat.decode)
-    run.progress.note(f"step {run.state.step + 1}: {report.refused}; the weights were not touched; batch in {file}")
-    if run.state.skipped_in_a_row >= HALT_AFTER_SKIPS:
-        raise RunHalted(
-            f"{report.refused} in {HALT_AFTER_SKIPS} updates in a row; the weights are those before them, the rows "
-            f"that caused it are in {file}. Lower train.learning_rate or set train.grad_clip; "
-            f"`gropius resume {run.writer.folder}` goes on from the last checkpoint"
-        )
 
 
 def hand_over_weights(run: Run) -> None:

@@ -100,7 +100,8 @@ def ratio_bench(body: Body) -> dict[str, Any]:
     from gropius.objective.loss import Tokens, loss
 
     spec = resolve(*_named(body), {**dict(_overrides(body)), "kl.estimator": "none", "kl.coefficient": 0.0,
-                                   "ratio.correction": "none", "selection.off_policy_mask": 0.0})  # fmt: skip
+                                   "ratio.correction": "none", "selection.off_policy_mask": 0.0,
+                                   "terms.entropy": 0.0, "selection.covariance": "none"})  # fmt: skip
     anchor = number(body, "anchor", 0.2, 1e-6, 1.0)
     low, high = number(body, "low", 0.0, 0.0, 10.0), number(body, "high", 2.0, 0.1, 20.0)
     if low >= high:
