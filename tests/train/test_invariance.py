@@ -54,7 +54,7 @@ def test_real_ranks_are_a_row_and_one_that_drops_its_share_is_caught(monkeypatch
     monkeypatch.setattr(processes, "over_processes", dropped)
     rows = processes.every_invariance(Forward.of(build("llama")), OBJECTIVE, SETTINGS, Batch(batch()))
     assert len(rows) == 11 and asked == [len(batch())]
-    assert [row.name for row in rows if not row.held] == ["2 ranks, each a process with its part of the model"]
+    assert [row.name for row in rows if not row.held] == ["2 ranks, each a process"]
 
 
 @pytest.mark.slow

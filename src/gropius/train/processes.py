@@ -31,8 +31,7 @@ def every_invariance(
     forward: Forward, objective: Objective, settings: LearnerSettings, batch: Batch
 ) -> list[Invariance]:
     """The rows of `invariances`, and one of real ranks: 2 processes on the CPU, against one process on the CPU."""
-    rows = invariances(forward, objective, settings, batch)
-    model: Any = forward.model
+    model: Any = forward.model  # sent to the ranks as it is, before a variant hangs anything on it
     own = model.device
     model.cpu()
     try:
@@ -44,7 +43,8 @@ def every_invariance(
     dtype = str(next(forward.model.parameters()).dtype).split(".")[-1]
     bound = BOUNDS[forward.compute_dtype if forward.compute_dtype != "float32" else dtype]
     found = float((shared - alone).norm()) / (float(alone.norm()) or 1.0)
-    return [*rows, Invariance(f"{RANKS} ranks, each a process with its part of the model", bound, found)]
+    rows = invariances(forward, objective, settings, batch)
+    return [*rows, Invariance(f"{RANKS} ranks, each a process", bound, found)]
 
 
 def over_processes(forward: Forward, objective: Objective, settings: LearnerSettings, batch: Batch) -> Tensor:
