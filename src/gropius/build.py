@@ -50,12 +50,13 @@ from gropius.train.critic_checks import critic_invariances
 from gropius.train.evaluate import HeldOut
 from gropius.train.forward import Forward
 from gropius.train.interrupt import StopRequest
-from gropius.train.invariance import Invariance, invariances
+from gropius.train.invariance import Invariance
 from gropius.train.keep import Keeper
 from gropius.train.loop import Run, State
 from gropius.train.machine import machine_of
 from gropius.train.optim import Optimiser, OptimiserSettings, settings_of
 from gropius.train.origin import origin
+from gropius.train.processes import every_invariance
 from gropius.train.progress import Progress
 from gropius.train.sft import WarmStart, imitation, warm_start
 from gropius.train.step import Learner, LearnerSettings, UpdateReport
@@ -375,13 +376,13 @@ def invariance(resolved: Resolved, progress: Progress) -> list[Invariance]:
     """Draw and score one batch of the recipe, and compare its gradient under every layout of the work."""
     randomness.seed_all(resolved.seed)
     with closing(_parts(resolved, progress)) as parts:
-        learner = _learner(resolved, parts, resolved.objective, _settings(resolved))
+        learner = _learner(resolved, parts, resolved.objective, OptimiserSettings())
         if resolved.sft.steps:
             _warm_start(resolved, parts, progress)
         parts.player.engine.set_policy(0, parts.loaded.digest())
         critic = _critic(resolved, learner)
         batch = asyncio.run(one_batch(resolved, parts.loaded, parts.player, learner, critic))
-        found = invariances(learner.forward, resolved.objective, learner.settings, batch)
+        found = every_invariance(learner.forward, resolved.objective, learner.settings, batch)
         return found if critic is None else [*found, *critic_invariances(critic, batch)]
 
 

@@ -7,7 +7,7 @@ import torch
 from batches import batch, build
 
 from gropius.objective.presets import resolve
-from gropius.train import invariance
+from gropius.train import invariance, processes
 from gropius.train.forward import Forward
 from gropius.train.invariance import Batch, invariances
 from gropius.train.step import LearnerSettings
@@ -42,3 +42,23 @@ def test_a_batch_without_a_live_row_differs_by_nothing() -> None:
     dead = [dataclasses.replace(row, skipped=True, weight=row.weight * 0) for row in batch()]
     rows = invariances(Forward.of(build("llama")), OBJECTIVE, SETTINGS, Batch(dead))
     assert all(row.found == 0 for row in rows)
+
+
+def test_real_ranks_are_a_row_and_one_that_drops_its_share_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def dropped(forward, objective, settings, rows):  # type: ignore[no-untyped-def]
+        asked.append(len(rows.sequences))
+        return processes.gradient(forward, objective, settings, rows.rows(range(len(rows.sequences) // 2)))
+
+    monkeypatch.setattr(processes, "over_processes", dropped)
+    rows = processes.every_invariance(Forward.of(build("llama")), OBJECTIVE, SETTINGS, Batch(batch()))
+    assert len(rows) == 11 and asked == [len(batch())]
+    assert [row.name for row in rows if not row.held] == ["2 ranks, each a process"]
+
+
+@pytest.mark.slow
+def test_real_ranks_have_the_gradient_of_training() -> None:
+    forward = Forward.of(build("llama_tied", torch.float32))
+    *_, row = processes.every_invariance(forward, OBJECTIVE, SETTINGS, Batch(batch()))
+    assert row.name.startswith("2 ranks, each") and row.found < 1e-6 and row.held

@@ -20,7 +20,7 @@ from gropius.train.forward import Forward
 from gropius.train.optim import Optimiser, OptimiserSettings, StepInfo
 from gropius.train.sequences import TrainSequence
 from gropius.train.step import Learner, LearnerSettings
-from gropius.train.team import full
+from gropius.train.team import Team, full
 
 PerSequence = Sequence[NDArray[Any] | None]
 # Relative differences that rounding alone explains, by the type that matrix products are computed in.
@@ -74,10 +74,12 @@ class Catcher(Optimiser):
         return StepInfo(float(self.caught.norm()), 0.0, True)
 
 
-def gradient(forward: Forward, objective: Objective, settings: LearnerSettings, batch: Batch) -> Tensor:
+def gradient(
+    forward: Forward, objective: Objective, settings: LearnerSettings, batch: Batch, team: Team | None = None
+) -> Tensor:
     """The flat gradient of the objective on a batch, in float64; zeros when no sequence is live."""
     catcher = Catcher(forward.model)
-    Learner(forward, objective, catcher, settings).update(batch.sequences, batch.anchor, batch.reference)
+    Learner(forward, objective, catcher, settings, team).update(batch.sequences, batch.anchor, batch.reference)
     if catcher.caught is None:
         return torch.zeros(sum(p.numel() for p in catcher.parameters), dtype=torch.float64)
     return catcher.caught
