@@ -46,9 +46,9 @@ def estimated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         digests = []
 
         def watched(plan: Any, bench: Any) -> Any:
-            digests.append(build.weight_digest(bench.loaded.model))
+            digests.append(bench.loaded.digest())
             found = real_estimate(plan, replace(bench, seconds=0.01))
-            digests.append(build.weight_digest(bench.loaded.model))
+            digests.append(bench.loaded.digest())
             return found
 
         monkeypatch.setattr(build.estimating, "estimate", watched)

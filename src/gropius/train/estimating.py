@@ -26,7 +26,6 @@ from gropius.rollout.collect import Player
 from gropius.rollout.select import SelectionRule, collect_selected
 from gropius.tasks.base import TaskSet
 from gropius.train import trained
-from gropius.train.checkpoint import weight_digest
 from gropius.train.credit import Known, compare, needs_anchor_pass
 from gropius.train.loop import collecting
 from gropius.train.order import TaskOrder
@@ -69,7 +68,7 @@ def estimate(plan: Resolved, bench: Bench) -> Estimate:
     tasks = bench.player.tasks
     on_cpu = bench.loaded.model.device.type == "cpu"
     base = resident_bytes() if on_cpu else 0.0  # weights and the sampler's copy of them are in it
-    bench.player.engine.set_policy(0, weight_digest(bench.loaded.model))
+    bench.player.engine.set_policy(0, bench.loaded.digest())
     load, notes = _expected(plan, tasks, bench)
     dtype, packs, budget = plan.model.dtype, plan.train.pack_tokens, plan.rollout.token_budget
     probe = Probe(bench.loaded, load, Settings(dtype, dtype, packs, budget, bench.seconds, bench.clock))
