@@ -13,8 +13,10 @@ from gropius.errors import GropiusError, RecipeError, RunFolderError, SafetyRefu
 from gropius.objective.presets import PRESETS
 from gropius.recipe import code_digests, from_dict, refuse_user_code, resolve
 from gropius.recipe.capacity import Machine, refuse_what_cannot_fit, tiny_parameters
+from gropius.recipe.resolve import RECIPE_KEYS, decisive_hash
 from gropius.recipe.rules import CONTRADICTIONS, EFFECTS
 from gropius.recipe.schema import TABLES, TinyTable, key_paths
+from gropius.recipe.stored import completed
 
 BASE: dict[str, Any] = {"data": {"source": "arithmetic"}}
 
@@ -283,6 +285,17 @@ class TestResolved:
             from_dict(document)
         del document["train"]
         with pytest.raises(RunFolderError, match="train missing"):
+            from_dict(document)
+
+    def test_what_an_earlier_version_stored_is_read_with_the_defaults_of_keys_it_did_not_know(self) -> None:
+        now = resolve(BASE)
+        document = json.loads(json.dumps(now.as_dict()))
+        del document["train"]["recompute"], document["objective"]["terms"], document["critic"], document["cluster"]
+        document["sha256"] = decisive_hash(document)
+        assert document["sha256"] != now.sha256 and from_dict(document) == now
+        assert completed({key: document[key] for key in RECIPE_KEYS if key in document}) == now.tables()
+        document["train"]["updates"] = 2
+        with pytest.raises(RunFolderError, match="changed"):
             from_dict(document)
 
     def test_the_folder_is_named_after_the_recipe_file(self, tmp_path: Path) -> None:

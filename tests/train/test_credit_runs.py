@@ -12,7 +12,7 @@ import torch
 from gropius import build
 from gropius.objective.explain import explain
 from gropius.recipe import resolve
-from gropius.recipe.resolve import from_dict
+from gropius.recipe.stored import from_dict
 from gropius.records.reader import RunReader
 from gropius.records.replay import batches, in_force
 from gropius.train.progress import Silent

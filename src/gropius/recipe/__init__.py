@@ -5,8 +5,9 @@ resolved.train.steps, resolved.objective, resolved.derived.responses_per_step, r
 """
 
 from gropius.recipe.load import load
-from gropius.recipe.resolve import Derived, Resolved, canonical_json, code_digests, from_dict, refuse_user_code, resolve
+from gropius.recipe.resolve import Derived, Resolved, canonical_json, code_digests, refuse_user_code, resolve
 from gropius.recipe.schema import Recipe
+from gropius.recipe.stored import from_dict
 
 __all__ = [
     "Derived",

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gropius.errors import ObjectiveError, RecipeError, RunFolderError, SafetyRefusal
+from gropius.errors import ObjectiveError, RecipeError, SafetyRefusal
 from gropius.naming import check_options, names_a_function
 from gropius.objective.presets import resolve as resolve_objective
-from gropius.objective.spec import AXES, Objective, override
-from gropius.objective.validate import check as check_objective
-from gropius.recipe.load import LoadedRecipe, Source, dotted, from_mapping, load, parse_setting
+from gropius.objective.spec import AXES, Objective
+from gropius.recipe.load import LoadedRecipe, Source, from_mapping, load
 from gropius.recipe.rules import Draft, broken_rules
 from gropius.recipe.schema import (
     CheckpointTable,
@@ -123,10 +122,7 @@ class Resolved:
     @property
     def sha256(self) -> str:
         """SHA-256 of the canonical JSON of `tables()` without `name`, `out`, `doctor` and `cluster`."""
-        decisive = {
-            key: value for key, value in self.tables().items() if key not in ("name", "out", "doctor", "cluster")
-        }
-        return hashlib.sha256(canonical_json(decisive).encode()).hexdigest()
+        return decisive_hash(self.tables())
 
     def tables(self) -> dict[str, Any]:
         """Every key of the recipe as nested tables, JSON-ready: an infinite number is the text "inf"."""
@@ -162,6 +158,9 @@ RECIPE_KEYS = (
 )  # fmt: skip
 
 
+INDECISIVE = ("name", "out", "doctor", "cluster")
+
+
 def canonical_json(value: Any) -> str:
     """One text for one value: sorted keys, no spaces, strict JSON.
 
@@ -169,6 +168,12 @@ def canonical_json(value: Any) -> str:
     '{"a":[0.5],"b":1}'
     """
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def decisive_hash(tables: Mapping[str, Any]) -> str:
+    """SHA-256 of the canonical JSON of the tables that decide a run, as they are: what they lack is not filled in."""
+    decisive = {key: tables[key] for key in RECIPE_KEYS if key in tables and key not in INDECISIVE}
+    return hashlib.sha256(canonical_json(decisive).encode()).hexdigest()
 
 
 def resolve(recipe: str | Path | Mapping[str, Any], settings: Sequence[str] = ()) -> Resolved:
@@ -185,11 +190,12 @@ def resolve_loaded(loaded: LoadedRecipe) -> Resolved:
     recipe, source = loaded.recipe, loaded.source
     preset, objective = _objective(recipe.objective, source)
     draft = Draft(recipe, objective, loaded.explicit)
-    _refuse_broken(draft, source)
-    return _resolved(draft, source, preset)
+    refuse_broken(draft, source)
+    return made_explicit(draft, source, preset)
 
 
-def _refuse_broken(draft: Draft, source: Source) -> None:
+def refuse_broken(draft: Draft, source: Source) -> None:
+    """Refuse what contradicts or does nothing. Errors: RecipeError, a line for every fault."""
     data = draft.recipe.data
     if data.source in TASKS:
         try:
@@ -199,38 +205,6 @@ def _refuse_broken(draft: Draft, source: Source) -> None:
     faults = [_located(source, key) + message for key, message in broken_rules(draft)]
     if faults:
         raise RecipeError("\n".join(faults))
-
-
-def from_dict(document: Mapping[str, Any], settings: Sequence[str] = ()) -> Resolved:
-    """Read back what `Resolved.as_dict` wrote (a run's resolved.json); other keys are ignored.
-
-    settings: `a.b=value`, put on top of what was stored; the objective's are `objective.axis.key`.
-    Errors: RunFolderError when it is not one, or when its hash says it was changed; RecipeError for a setting.
-    """
-    missing = [key for key in (*RECIPE_KEYS, "sha256", "base_dir") if key not in document]
-    if missing:
-        raise RunFolderError(f"resolved.json: {', '.join(missing)} missing; this is not a run's resolved recipe")
-    try:
-        stored = _stored(document, (), {})
-    except (RecipeError, ObjectiveError) as error:
-        raise RunFolderError(f"resolved.json is of another version, or damaged: {error}") from error
-    if stored.sha256 != document["sha256"]:
-        raise RunFolderError("resolved.json was changed after the run began: its hash is not that of its keys")
-    if not settings:
-        return stored
-    changes = {dotted(path[1:]): value for path, value in map(parse_setting, settings) if path[0] == "objective"}
-    return _stored(document, [text for text in settings if parse_setting(text)[0][0] != "objective"], changes)
-
-
-def _stored(document: Mapping[str, Any], settings: Sequence[str], changes: Mapping[str, Any]) -> Resolved:
-    tables = {key: document[key] for key in RECIPE_KEYS if key != "objective"}
-    source = Source("resolved.json", Path(document["base_dir"]))
-    loaded = from_mapping(_without_none(tables), settings, source)
-    objective = override(override(Objective(), document["objective"]), changes)
-    check_objective(objective, changes)
-    draft = Draft(loaded.recipe, objective, frozenset(dotted(path) for path in loaded.source.settings))
-    _refuse_broken(draft, loaded.source)
-    return _resolved(draft, source, str(document.get("preset", "grpo")))
 
 
 def refuse_user_code(resolved: Resolved, *, trusted: bool) -> None:
@@ -288,7 +262,8 @@ def _objective(table: Mapping[str, Any], source: Source) -> tuple[str, Objective
         raise RecipeError(f"{where}: {message}") from error
 
 
-def _resolved(draft: Draft, source: Source, preset: str) -> Resolved:
+def made_explicit(draft: Draft, source: Source, preset: str) -> Resolved:
+    """Every key and every derived number of a draft that nothing speaks against."""
     recipe, rollout = draft.recipe, draft.recipe.rollout
     bound = recipe.train.mismatch_bound
     return Resolved(
@@ -388,12 +363,4 @@ def _finite(value: Any) -> Any:
         return [_finite(inner) for inner in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    return value
-
-
-def _without_none(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _without_none(inner) for key, inner in value.items() if inner is not None}
-    if isinstance(value, list):
-        return [_without_none(inner) for inner in value]
     return value

@@ -10,6 +10,7 @@ from typing import Any
 from gropius.errors import RunFolderError
 from gropius.models.lora import CONFIG as ADAPTER_CONFIG
 from gropius.recipe.resolve import Resolved
+from gropius.recipe.stored import completed
 from gropius.records.reader import RunReader
 from gropius.records.writer import CHECKPOINTS, MODEL
 from gropius.train import checkpoint
@@ -101,7 +102,7 @@ def refuse_changes(run: Path, start: Start, plan: Resolved, now: Mapping[str, An
 
     plan: the recipe that would run. now: its origin. Errors: RunFolderError, one line for every other difference.
     """
-    before = plan.tables() if start.snapshot is None else start.snapshot.facts["tables"]
+    before = plan.tables() if start.snapshot is None else completed(start.snapshot.facts["tables"])
     found = differences(before, plan.tables())
     allowed = {key: pair for key, pair in found.items() if harmless(key, before)}
     faults = in_words({key: pair for key, pair in found.items() if key not in allowed})
@@ -149,7 +150,7 @@ def forked(source: tuple[Path, int | None], plan: Resolved) -> tuple[Path, Snaps
     run, step = source
     RunReader(run)
     start, _ = read(run, step)
-    model = start.facts["tables"]["model"]
+    model = completed(start.facts["tables"])["model"]
     other = differences(model, plan.tables()["model"])
     if found := {f"model.{key}": pair for key, pair in other.items() if key not in COMPUTED}:
         raise RunFolderError(
@@ -168,7 +169,7 @@ def lineage(
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """What a fork keeps of where it came from, JSON-ready, and notes for a person on what is another than there."""
     facts = snapshot.facts
-    found = in_words(differences(facts["tables"], plan.tables()), f"in {run}")
+    found = in_words(differences(completed(facts["tables"]), plan.tables()), f"in {run}")
     found += changed(facts["origin"], now)
     origin = {"run": str(run), "step": snapshot.step, "weights": facts["weights"], "recipe": facts["recipe"]}
     notes = [f"a fork of {run} at step {snapshot.step}", *(f"changed: {line}" for line in found)]
