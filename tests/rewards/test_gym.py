@@ -15,6 +15,7 @@ import pytest
 
 from gropius.errors import DataError, RecipeError
 from gropius.rewards import MixedScorer, load_scorer, open_scorer
+from gropius.rewards.gym import answer_in
 from gropius.sandbox.confine import landlock_version
 from gropius.tasks import load_tasks
 from gropius.types import Episode, Task, Turn
@@ -132,3 +133,8 @@ def test_the_same_seed_draws_the_same_tasks_and_halves_never_share_a_prompt(libr
     one, other = drawn(), drawn()
     assert one.fingerprint == other.fingerprint
     assert not {t.prompt for t in one.train} & {t.prompt for t in one.held_out}
+
+
+def test_an_answer_inside_thinking_that_never_ends_is_none() -> None:
+    assert answer_in("<think><answer>42</answer>", "answer") == ""
+    assert answer_in("<think>so</think><answer>42</answer>", "answer") == "42"

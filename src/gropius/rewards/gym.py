@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from gropius.errors import RecipeError
+from gropius.rewards.answers.extract import without_thinking
 from gropius.rewards.base import Reward
 from gropius.rewards.confined import NO_NUMBER, apart
 from gropius.types import Episode, Outcome, rejected, scored, void
@@ -58,15 +59,18 @@ def reasoning_gym(*, tag: str = "answer", partial: bool = False, wall_s: float =
 
 
 def answer_in(reply: str, tag: str) -> str:
-    """The content of the last <tag>…</tag> of a reply, else the reply after its thinking, trimmed.
+    """The content of the last <tag>…</tag> outside the thinking, else all outside it, trimmed.
 
     >>> answer_in("so <answer> 42 </answer>.", "answer"), answer_in("<think>1</think> 42", "answer")
     ('42', '42')
+    >>> answer_in("<think><answer>42</answer>", "answer")  # a reply that never stops thinking has none
+    ''
     """
+    reply = without_thinking(reply)
     before, closed, _ = reply.rpartition(f"</{tag}>")
     if closed:
         return before.rpartition(f"<{tag}>")[2].strip() if f"<{tag}>" in before else ""
-    return reply.rpartition("</think>")[2].strip()
+    return reply.strip()
 
 
 @lru_cache(maxsize=64)
