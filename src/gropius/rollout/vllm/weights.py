@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gropius.errors import EngineError
+from gropius.models.lora import effective_weight
 
 ALIGNMENT = 64
 DTYPES = {
@@ -41,16 +42,8 @@ def policy_tensors(model: nn.Module) -> list[Named]:
             named.append((name, tensor.detach()))
         elif name.startswith(f"{prefix}base_layer."):
             leaf = name.removeprefix(f"{prefix}base_layer.")
-            named.append((prefix + leaf, _merged(adapted[prefix], tensor) if leaf == "weight" else tensor.detach()))
+            named.append((prefix + leaf, effective_weight(adapted[prefix]) if leaf == "weight" else tensor.detach()))
     return named
-
-
-@torch.no_grad()
-def _merged(layer: Any, weight: Tensor) -> Tensor:
-    merged = weight.detach()
-    for adapter in layer.active_adapters:
-        merged = merged + layer.get_delta_weight(adapter).to(merged.dtype)
-    return merged
 
 
 class SharedWeights:
