@@ -65,7 +65,8 @@ class Setting:
         dtype = "bfloat16" if bf16 else "float32"
         sizes = (f"rollout.prompts={self.prompts}", f"rollout.group_size={self.group}",
                  f"rollout.max_tokens={self.limit}", f"train.steps={steps}", "train.learning_rate=1e-5",
-                 f"model.source={json.dumps(model)}", f'model.dtype="{dtype}"')  # fmt: skip
+                 f"model.source={json.dumps(model)}", f'model.dtype="{dtype}"',
+                 "train.mismatch_bound=10.0")  # a recorded batch may be drawn in another type  # fmt: skip
         return {
             "kind": kind, "recipe": str(ROOT / "recipes" / self.recipe), "settings": [*self.settings, *sizes],
             "config": self.config(bf16, steps), "model": model, "threads": threads, "forced": self.forced,

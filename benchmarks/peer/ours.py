@@ -314,10 +314,17 @@ def scaling(job: dict[str, Any]) -> dict[str, Any]:
     model = load_model(job["model"]).model
     cases: dict[str, tuple[Sequence[TrainSequence], dict[str, Any]]] = {}
     for times in (1, 2, 4):
-        copies = [dataclasses.replace(row, group_id=f"{row.group_id}/{n}") for n in range(times)
-                  for row in rows_of(job["batch"], objective)]  # fmt: skip
+        copies = [_copy(row, n) for n in range(times) for row in rows_of(job["batch"], objective)]
         cases[f"{times}x"] = (copies, {})
     return _rounds(model, objective, cases, job)
+
+
+def _copy(row: TrainSequence, n: int) -> TrainSequence:
+    """The n-th copy: another first token, or it would share every token with the first."""
+    prompt = row.prompt_ids.copy()
+    if n:
+        prompt[0] = n
+    return dataclasses.replace(row, group_id=f"{row.group_id}/{n}", prompt_ids=prompt)
 
 
 def _rounds(model: Any, objective: Objective, cases: dict[str, Any], job: dict[str, Any]) -> dict[str, Any]:
