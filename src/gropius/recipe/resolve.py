@@ -16,11 +16,11 @@ from gropius.errors import ObjectiveError, RecipeError, SafetyRefusal
 from gropius.naming import check_options, names_a_function
 from gropius.objective.presets import resolve as resolve_objective
 from gropius.objective.spec import AXES, Objective
+from gropius.recipe.fields import Table
 from gropius.recipe.load import LoadedRecipe, Source, from_mapping, load
 from gropius.recipe.rules import Draft, broken_rules
 from gropius.recipe.schema import (
     CheckpointTable,
-    ClusterTable,
     CriticTable,
     DataTable,
     DoctorTable,
@@ -31,9 +31,9 @@ from gropius.recipe.schema import (
     RewardTable,
     RolloutTable,
     SftTable,
-    Table,
     TrainTable,
 )
+from gropius.recipe.schema_cluster import ClusterTable
 from gropius.recipe.wording import place, show
 from gropius.tasks import TASKS
 

@@ -15,7 +15,8 @@ from gropius.recipe.draft import Contradiction as Contradiction
 from gropius.recipe.draft import Draft as Draft
 from gropius.recipe.draft import Effect as Effect
 from gropius.recipe.draft import divisor
-from gropius.recipe.schema import TABLES, Recipe, Table
+from gropius.recipe.fields import Table
+from gropius.recipe.schema import TABLES, Recipe
 
 
 def broken_rules(draft: Draft) -> Iterator[tuple[str, str]]:

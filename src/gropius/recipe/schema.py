@@ -1,69 +1,34 @@
 """The keys of a recipe, with their types, bounds and defaults. No torch.
 
-One class a table. Types are strict: the text "1e-6" is not a number, 8.0 is not a count, and an unknown key is an
-error. Relations between keys are checked in `resolve.py`; how a refusal is worded, in `load.py`.
-A key that is `None` here is derived when the recipe is resolved, and then explicit.
+One class a table; what they are made of is in `fields`, `[cluster]` in `schema_cluster`. Types are strict: the text
+"1e-6" is not a number, 8.0 is not a count, and an unknown key is an error. Relations between keys are checked in
+`resolve.py`; how a refusal is worded, in `load.py`. A key that is `None` here is derived when the recipe is resolved,
+and then explicit.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
-
-def _as_tuple(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _known_device(value: str) -> str:
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?|mps", value):
-        raise ValueError(f'"{value}" is not a device; write "auto", "cpu", "cuda", "cuda:0" or "mps"')
-    return value
-
-
-def _file_name(value: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", value):
-        raise ValueError(
-            f"{value!r} cannot name a run folder; write up to 100 letters, digits, dots, dashes or underscores, "
-            "a letter or digit first"
-        )
-    return value
-
-
-def _storable(value: dict[str, Any]) -> dict[str, Any]:
-    """Options are stored as JSON: text, numbers, true/false, lists and tables of these."""
-    pending: list[tuple[str, Any]] = list(value.items())
-    while pending:
-        name, item = pending.pop()
-        if isinstance(item, dict):
-            pending += item.items()
-        elif isinstance(item, list):
-            pending += [(name, inner) for inner in item]
-        elif not isinstance(item, str | int | float | bool):
-            raise ValueError(
-                f"{name} is a {type(item).__name__}, which an option cannot be; write it as text in quotes"
-            )
-    return value
-
-
-Options = Annotated[dict[str, Any], AfterValidator(_storable)]
-Count = Annotated[int, Field(ge=1)]
-CountOrZero = Annotated[int, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-BelowOne = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Text = Annotated[str, Field(min_length=1)]
-
-
-class Table(BaseModel):
-    """A table of a recipe: strict types, no unknown keys, never changed after reading."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, protected_namespaces=())
+from gropius.recipe.fields import (
+    BelowOne,
+    Count,
+    CountOrZero,
+    Finite,
+    NotNegative,
+    Options,
+    Positive,
+    Share,
+    Table,
+    Text,
+    as_tuple,
+    file_name,
+    known_device,
+)
+from gropius.recipe.schema_cluster import ClusterTable
 
 
 class TinyTable(Table):
@@ -83,7 +48,7 @@ class LoraTable(Table):
     rank: CountOrZero = Field(0, description="rank of each pair of matrices; 0 = no adapter: all weights are trained")
     alpha: Positive = Field(32.0, description="the adapter's output is scaled by alpha / rank")
     dropout: NotNegative = Field(0.0, description="must be 0: a policy that drops units is not the one that sampled")
-    target_modules: Annotated[tuple[Text, ...], BeforeValidator(_as_tuple)] = Field(
+    target_modules: Annotated[tuple[Text, ...], BeforeValidator(as_tuple)] = Field(
         (), description='last part of the names of the layers, ["q_proj", "v_proj"]; empty = all linear but the head'
     )
     bias: Literal["none", "lora_only", "all"] = Field("none", description="biases of the model that are trained too")
@@ -106,7 +71,7 @@ class ModelTable(Table):
     head_dtype: Literal["model", "float32"] = Field(
         "model", description="what the trainer computes the head in; model = as dtype"
     )
-    device: Annotated[str, AfterValidator(_known_device)] = Field("auto", description="auto, cpu, cuda, cuda:N, mps")
+    device: Annotated[str, AfterValidator(known_device)] = Field("auto", description="auto, cpu, cuda, cuda:N, mps")
     tiny: TinyTable = TinyTable()
     lora: LoraTable = LoraTable()
 
@@ -135,7 +100,7 @@ class RewardTable(Table):
     weight: Finite = Field(1.0, description="factor of this part in the sum")
     options: Options = Field({}, description="keyword options of the reward")
     floor: Finite | None = Field(None, description="value of a rejected answer; absent = 0")
-    range: Annotated[tuple[Finite, Finite] | None, BeforeValidator(_as_tuple)] = Field(
+    range: Annotated[tuple[Finite, Finite] | None, BeforeValidator(as_tuple)] = Field(
         None, description="[low, high] that a score must lie in; absent = the reward's own"
     )
 
@@ -171,7 +136,7 @@ class VllmTable(Table):
 class ToolsTable(Table):
     """`[rollout.tools]`: functions that the model may call over several turns (docs/tools.md)."""
 
-    functions: Annotated[tuple[Text, ...], BeforeValidator(_as_tuple)] = Field(
+    functions: Annotated[tuple[Text, ...], BeforeValidator(as_tuple)] = Field(
         (), description="module:function names; their type hints and docstrings are what the model is told"
     )
     format: Literal["hermes", "llama", "pattern"] = Field("hermes", description="how the model writes a call")
@@ -185,13 +150,13 @@ class ToolsTable(Table):
 class GroupScheduleTable(Table):
     """`[rollout.group_schedule]`: siblings in a group over the run, at a constant number of responses in a step."""
 
-    sizes: Annotated[tuple[Count, ...], BeforeValidator(_as_tuple)] = Field(
+    sizes: Annotated[tuple[Count, ...], BeforeValidator(as_tuple)] = Field(
         (), description="siblings, rollout.group_size first; empty is off"
     )
-    steps: Annotated[tuple[Count, ...], BeforeValidator(_as_tuple)] = Field(
+    steps: Annotated[tuple[Count, ...], BeforeValidator(as_tuple)] = Field(
         (), description="the step that each further size begins at"
     )
-    dead_share: Annotated[tuple[Share, Share] | None, BeforeValidator(_as_tuple)] = Field(
+    dead_share: Annotated[tuple[Share, Share] | None, BeforeValidator(as_tuple)] = Field(
         None, description="[low, high]: below, the next size; above, the one before (instead of steps)"
     )
     window: Count = Field(8, description="steps that the share of dead groups is averaged over")
@@ -208,7 +173,7 @@ class RolloutTable(Table):
     top_p: Annotated[float, Field(gt=0, le=1)] = Field(1.0, description="nucleus; 1 is off")
     top_k: CountOrZero = Field(0, description="most likely tokens kept; 0 is off")
     min_p: BelowOne = Field(0.0, description="least share of the likeliest token's probability; 0 is off")
-    stop_strings: Annotated[tuple[Text, ...], BeforeValidator(_as_tuple)] = Field(
+    stop_strings: Annotated[tuple[Text, ...], BeforeValidator(as_tuple)] = Field(
         (), description="texts that end a turn"
     )
     max_turns: Count = Field(1, description="model turns in an episode at most; more than 1 needs an environment")
@@ -305,7 +270,7 @@ class RecordTable(Table):
 
     rollouts: bool = Field(True, description="every response")
     token_logprobs: bool = Field(True, description="the per-token lists of every response")
-    sinks: Annotated[tuple[Literal["wandb", "trackio", "tensorboard", "mlflow"], ...], BeforeValidator(_as_tuple)] = (
+    sinks: Annotated[tuple[Literal["wandb", "trackio", "tensorboard", "mlflow"], ...], BeforeValidator(as_tuple)] = (
         Field((), description="where the metrics are copied to; what fails there is switched off, never the run")
     )
 
@@ -330,28 +295,16 @@ class DoctorTable(Table):
     )
 
 
-class ClusterTable(Table):
-    """`[cluster]`: the processes of one run. They share the work and never change what it means."""
-
-    trainer_ranks: Count = Field(1, description="processes that train one model, divided over them (FSDP2)")
-    shard: Literal["optimiser", "all"] = Field(
-        "optimiser", description='"optimiser": weights whole during a step; "all": layer by layer, least memory'
-    )
-    restarts: CountOrZero = Field(3, description="times that lost ranks are started again from the last checkpoint")
-    deadline_s: Positive = Field(600.0, description="seconds for one exchange between ranks")
-    bind: Text = Field("127.0.0.1", description="address that ranks and engines of a machine listen on")
-
-
 class Recipe(Table):
     """What the user wrote. `objective` is passed to the objective room, which checks it field by field."""
 
-    name: Annotated[str, AfterValidator(_file_name)] | None = Field(None, description="of the run folder")
+    name: Annotated[str, AfterValidator(file_name)] | None = Field(None, description="of the run folder")
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="every random stream derives from it")
     out: Text = Field("runs", description="folder of run folders")
     model: ModelTable = ModelTable()
     data: DataTable
     void_limit: Share = Field(0.25, description="share of void responses in a step above which the run halts")
-    reward: Annotated[tuple[RewardTable, ...], BeforeValidator(_as_tuple)] = ()
+    reward: Annotated[tuple[RewardTable, ...], BeforeValidator(as_tuple)] = ()
     reward_pool: RewardPoolTable = RewardPoolTable()
     rollout: RolloutTable = RolloutTable()
     objective: dict[str, Any] = Field({}, description="preset and the seven axes")
