@@ -258,6 +258,7 @@ EFFECTS: tuple[Effect, ...] = (
         'rollout.engine = "torch" (vLLM\'s cache is rollout.vllm.kv_cache_gib)',
     ),
     Effect("rollout.vllm.address", lambda d: d.recipe.rollout.vllm.mode == "server", 'rollout.vllm.mode = "server"'),
+    Effect("rollout.vllm.lora", lambda d: d.recipe.model.lora.on, "model.lora.rank above 0, or a model.lora.adapter"),
     Effect(
         "rollout.vllm.python",
         lambda d: not d.recipe.rollout.vllm.address,

@@ -122,6 +122,9 @@ class VllmTable(Table):
     address: str = Field("", description="Unix socket of a server that runs already; empty = one is started")
     devices: str = Field("", description="CUDA_VISIBLE_DEVICES of the worker; empty = the trainer's")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto = model.dtype")
+    lora: Literal["merged", "adapter"] = Field(
+        "merged", description="an adapter is handed over within the weights, or alone, to vLLM's own LoRA layers"
+    )
     max_model_len: CountOrZero = Field(0, description="prompt plus response, tokens; 0 = the model's context")
     max_num_seqs: Count = Field(256, description="responses decoded at a time at most")
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = Field(

@@ -70,9 +70,20 @@ class Imitation:
         parameters = dict(self.model.named_parameters())
         for name, tensor in tensors:
             parameters[name].copy_(tensor)
+        self.base = {name: parameter.clone() for name, parameter in parameters.items()}
         if not self.stale:
             self.head = self.model.lm_head.weight.detach().clone()
         self.events.append("loaded")
+
+    @torch.no_grad()
+    def adapt(self, tensors):
+        parts = dict(tensors)
+        for name in parts:
+            layer = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+            if name.endswith("A.weight"):
+                delta = parts[name.replace("lora_A", "lora_B")] @ parts[name]
+                self.model.get_submodule(layer).weight.copy_(self.base[f"{layer}.weight"] + delta)
+        self.events.append("adapted")
 
     def sleep(self):
         with torch.no_grad():

@@ -1,4 +1,8 @@
-"""A worker's program for tests: vLLM, its tied head refreshed at the first hand-over and forgotten at later ones."""
+"""A worker's program for tests: vLLM with a fault, named by GROPIUS_FAULT, that shows at the second hand-over.
+
+head        the packed copy of a tied head is not renewed
+prefixes    cached keys and values of the old weights are not dropped
+"""
 
 import importlib.util
 import os
@@ -12,12 +16,16 @@ def make_core(start):
     from gropius.rollout.vllm.core import VllmCore
 
     class Stale(VllmCore):
-        loads = 0
+        heads = 0
 
         def refresh_tied_heads(self):
-            self.loads += 1
-            if self.loads == 1:
+            self.heads += 1
+            if self.heads == 1 or os.environ["GROPIUS_FAULT"] != "head":
                 super().refresh_tied_heads()
+
+        def drop_prefixes(self):
+            if os.environ["GROPIUS_FAULT"] != "prefixes":
+                super().drop_prefixes()
 
     return Stale(start)
 

@@ -16,6 +16,7 @@ from tests.rollout.vllm.imitation import Imitation
 
 from gropius.errors import EngineError, MismatchError, RecipeError
 from gropius.models.load import load_model
+from gropius.models.lora import LoraSettings
 from gropius.models.tiny import TinyShape
 from gropius.recipe.schema import VllmTable
 from gropius.rollout.torch_engine import TorchEngine
@@ -278,6 +279,58 @@ def test_an_adapter_arrives_merged_under_the_names_of_the_base():
     with engine_of(loaded) as engine:
         engine.set_policy(0, "")  # the probe runs the adapter's own forward pass
         assert engine.last_probe.largest < 1e-4
+
+
+def adapted(**settings):
+    pytest.importorskip("peft", reason="peft is not installed")
+    settings = {"rank": 3, "alpha": 6.0, "target_modules": ("q_proj", "down_proj"), **settings}
+    return load_model("tiny", tiny=SHAPE, lora=LoraSettings(**settings))
+
+
+def test_an_adapter_may_go_alone_after_its_base_went_once_and_once_more_after_a_rest():
+    loaded, make = adapted(), recorded()
+    with engine_of(loaded, make, sleeps=True, **opening.apart(loaded.adapter)) as engine:
+        for version in range(3):
+            with torch.no_grad():
+                for parameter in loaded.adapter.trained.values():
+                    parameter.add_(0.1)
+            engine.set_policy(version, "")
+            assert engine.last_probe.largest < 1e-4
+        assert make.made.events == ["started", "loaded", "adapted", "adapted", "adapted"]
+        engine.rest()
+        engine.set_policy(3, "")
+        assert make.made.events[5:] == ["asleep", "loaded", "adapted"]
+        theirs, mine = draw(engine, *requests()), draw(TorchEngine(loaded), *requests())
+        assert [c.token_ids.tolist() for c in theirs] == [c.token_ids.tolist() for c in mine]
+
+
+def test_an_old_adapter_is_caught():
+    loaded = adapted()
+
+    def once(self, tensors):
+        if "adapted" not in self.events:
+            Imitation.adapt(self, tensors)
+
+    with engine_of(loaded, recorded(adapt=once), **opening.apart(loaded.adapter)) as engine:
+        engine.set_policy(0, "")
+        with torch.no_grad():
+            for parameter in loaded.adapter.trained.values():
+                parameter.add_(0.1)
+        with pytest.raises(MismatchError):
+            engine.set_policy(1, "")
+
+
+def test_what_vllm_cannot_hold_beside_an_adapter_is_refused(monkeypatch):
+    found = {}
+    monkeypatch.setattr(opening, "VllmEngine", lambda loaded, options, place, **more: found.update(options=options))
+    opening.open_vllm(adapted(), table(python="/p", lora="adapter"), TRAINER)
+    assert (found["options"].lora_rank, found["options"].lora_modules) == (3, ("down_proj", "q_proj"))
+    opening.open_vllm(adapted(), table(python="/p"), TRAINER)
+    assert found["options"].lora_rank == 0
+    with_bias = adapted()
+    with_bias.adapter.trained["model.norm.bias"] = torch.nn.Parameter(torch.zeros(1))
+    with pytest.raises(RecipeError, match=r'model\.norm\.bias is trained too.*rollout\.vllm\.lora = "merged"'):
+        opening.open_vllm(with_bias, table(python="/p", lora="adapter"), TRAINER)
 
 
 def test_a_server_serves_one_trainer_after_another_and_refuses_another_model(tmp_path):

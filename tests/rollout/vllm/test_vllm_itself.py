@@ -9,18 +9,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.rollout.vllm.benches import HERE, PATHS, closed, on_vllm, vllm_python
+from tests.rollout.vllm.benches import HERE, PATHS, closed, draw, on_vllm, vllm_python
 from tests.train.small import run_small
 
 from gropius import build
 from gropius.errors import MismatchError
 from gropius.models.load import load_model
+from gropius.models.lora import LoraSettings
 from gropius.models.tiny import TinyShape
 from gropius.recipe import resolve
 from gropius.records.reader import RunReader
+from gropius.rollout.torch_engine import TorchEngine
 from gropius.rollout.vllm import program
+from gropius.rollout.vllm.open import apart
 from gropius.train.export import export
 from gropius.train.progress import Silent
+from gropius.types import Request, Sampling
 
 pytestmark = pytest.mark.slow
 WIDE = ("model.tiny.hidden=64", "model.tiny.kv_heads=1")  # vLLM has no heads narrower than 32 on a CPU
@@ -59,6 +63,7 @@ def running_workers():
 
 def test_the_probe_catches_a_tied_head_that_is_not_refreshed(monkeypatch):
     monkeypatch.setenv("GROPIUS_PROGRAM", program.__file__)
+    monkeypatch.setenv("GROPIUS_FAULT", "head")
     loaded = tiny()
     engine = on_vllm(loaded, HERE / "stale.py")
     try:
@@ -70,6 +75,33 @@ def test_the_probe_catches_a_tied_head_that_is_not_refreshed(monkeypatch):
         with pytest.raises(MismatchError, match="packed copy of a tied head"):
             engine.set_policy(1, "")
         assert engine.last_probe.mean > 1e-3
+    finally:
+        closed(engine)
+
+
+@pytest.mark.parametrize("fault", ["", "prefixes"])
+def test_an_adapter_alone_and_the_weights_under_it_are_what_draws_and_old_prefixes_do_not(monkeypatch, fault):
+    pytest.importorskip("peft", reason="peft is not installed")
+    monkeypatch.setenv("GROPIUS_PROGRAM", program.__file__)
+    monkeypatch.setenv("GROPIUS_FAULT", fault)
+    shape = TinyShape(hidden=64, layers=2, heads=2, kv_heads=1, mlp=64, context=128)
+    loaded = load_model("tiny", tiny=shape, lora=LoraSettings(rank=3, alpha=6.0))
+    engine = on_vllm(loaded, HERE / "stale.py", **apart(loaded.adapter))
+    long = tuple(range(4, 100))  # three whole blocks of the cache, the same prompt for every version
+    asked = [Request(long, Sampling(8), (1, 2, 3, n)) for n in range(4)]
+    gaps = []
+    try:
+        for version in range(3):
+            with torch.no_grad():
+                for parameter in loaded.adapter.trained.values():
+                    parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.manual_seed(version)))
+            engine.set_policy(version, f"digest {version}")
+            assert engine.last_probe.largest < 1e-3
+            for theirs, mine in zip(draw(engine, *asked), draw(TorchEngine(loaded), *asked), strict=True):
+                same = theirs.token_ids.tolist() == mine.token_ids.tolist()
+                gaps.append(float(np.abs(theirs.logprobs - mine.logprobs).max()) if same else np.inf)
+                assert theirs.weight_digest == f"digest {version}"
+        assert (max(gaps) < 1e-3) == (not fault)
     finally:
         closed(engine)
 

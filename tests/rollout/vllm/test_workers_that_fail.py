@@ -14,7 +14,7 @@ from tests.rollout.vllm.benches import PATHS, closed
 from gropius.errors import EngineError
 from gropius.models.load import load_model
 from gropius.models.tiny import TinyShape
-from gropius.rollout.vllm import program
+from gropius.rollout.vllm import place, program
 from gropius.rollout.vllm.engine import VllmEngine, VllmOptions
 from gropius.rollout.vllm.place import ProcessPlace
 from gropius.rollout.vllm.wire import Wire, WireError
@@ -52,6 +52,12 @@ def engine_of(folder, body, **options):
     return VllmEngine(model(), settings, lambda: ProcessPlace(sys.executable, file), bound=1.0)
 
 
+@pytest.fixture
+def alive(monkeypatch):
+    """The worker does not end by itself: no moment is given to it."""
+    monkeypatch.setattr(place, "MOMENT_S", 0.0)
+
+
 def gone(pid, within_s=5.0):
     """True when no such process runs (a zombie does not)."""
     deadline = time.monotonic() + within_s
@@ -81,7 +87,7 @@ def test_a_crash_at_the_start_is_told_with_exit_code_and_last_words(tmp_path):
     assert "exit code 3" in str(caught.value) and "no device of this kind" in str(caught.value)
 
 
-def test_a_start_that_takes_too_long_is_ended_with_all_it_started(tmp_path):
+def test_a_start_that_takes_too_long_is_ended_with_all_it_started(tmp_path, alive):
     pids = tmp_path / "pids"
     body = (
         "child = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
@@ -94,12 +100,12 @@ def test_a_start_that_takes_too_long_is_ended_with_all_it_started(tmp_path):
     assert all(gone(int(pid)) for pid in pids.read_text().split())
 
 
-def test_a_failure_that_the_worker_tells_is_told(tmp_path):
+def test_a_failure_that_the_worker_tells_is_told(tmp_path, alive):
     with pytest.raises(EngineError, match="did not start: ValueError: no such dtype"):
         engine_of(tmp_path, "hear(); say('failed', error='ValueError: no such dtype'); time.sleep(600)")
 
 
-def test_a_worker_that_hangs_is_given_up(tmp_path):
+def test_a_worker_that_hangs_is_given_up(tmp_path, alive):
     text = fault_at_hand_over(tmp_path, "up_with_weights(); print('thinking', flush=True); time.sleep(600)", hang_s=0.5)
     assert "hangs" in text and "hang_s" in text and "thinking" in text
 
@@ -113,7 +119,7 @@ def test_a_worker_killed_by_a_signal_is_told(tmp_path):
     assert "SIGSEGV" in fault_at_hand_over(tmp_path, "up_with_weights(); os.kill(os.getpid(), 11)")
 
 
-def test_what_is_no_message_ends_the_engine(tmp_path):
+def test_what_is_no_message_ends_the_engine(tmp_path, alive):
     text = fault_at_hand_over(tmp_path, "up_with_weights(); end.sendall(b'\\x05\\0\\0\\0hello'); time.sleep(600)")
     assert "language" in text and "hello" in text
 
@@ -127,7 +133,7 @@ def test_what_is_no_message_ends_the_engine(tmp_path):
         "reason='length'",
     ],
 )
-def test_an_answer_that_cannot_be_true_ends_the_engine(tmp_path, answer):
+def test_an_answer_that_cannot_be_true_ends_the_engine(tmp_path, alive, answer):
     stamps = "version=0, digest='', prompt_s=0.0, decode_s=0.0"
     body = f"m = up_with_weights(); say('drawn', key=m['key'], {answer}, {stamps}); time.sleep(600)"
     assert "cannot be understood" in fault_at_hand_over(tmp_path, body)

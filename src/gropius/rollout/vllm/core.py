@@ -14,7 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # the second runner draws on the device, without logits processors
@@ -26,6 +26,10 @@ import numpy as np
 import torch
 import vllm
 from vllm import EngineArgs, SamplingParams
+from vllm.config.lora import MaxLoRARanks
+from vllm.lora.lora_model import LoRAModel
+from vllm.lora.peft_helper import PEFTHelper
+from vllm.lora.request import LoRARequest
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
@@ -41,6 +45,7 @@ from gropius.types import Sampling
 CPU_BLOCK = 32  # positions of a cache block; its own default of 128 is longer than most prompts, and shares none
 CPU_CACHE_GIB = 1.0
 KEY = "gropius"
+ADAPTER = LoRARequest("policy", 1, "in memory")  # vLLM asks for a path, and reads it where the adapter is not there
 
 
 class OwnDraw(LogitsProcessor):  # type: ignore[misc]
@@ -106,6 +111,7 @@ class VllmCore:
         (self._folder / "config.json").write_text(json.dumps(start["config"]))
         self._sleeps = bool(options["sleeps"]) and not current_platform.is_cpu()
         self._asleep = False
+        self._rank = int(options["lora_rank"])
         self._counts: dict[int, int] = {}
         OwnDraw.drawn, OwnDraw.requests = {}, {}
         try:
@@ -135,7 +141,12 @@ class VllmCore:
         )
         OwnDraw.requests[key] = request
         try:
-            self._engine.add_request(str(key), {"prompt_token_ids": list(request["prompt"])}, params)
+            self._engine.add_request(
+                str(key),
+                {"prompt_token_ids": list(request["prompt"])},
+                params,
+                lora_request=ADAPTER if self._rank else None,
+            )
         except ValueError:
             del OwnDraw.requests[key]
             raise
@@ -175,6 +186,16 @@ class VllmCore:
         if self._asleep:
             self._engine.wake_up(["kv_cache"])
             self._asleep = False
+        self.drop_prefixes()
+
+    def adapt(self, tensors: Iterator[Named]) -> None:
+        """Replace the adapter by vLLM's own way, but from memory, then drop the cached prefixes."""
+        named = {name: tensor.clone() for name, tensor in tensors}
+        self._engine.collective_rpc(lambda worker: put_adapter(worker.model_runner.lora_manager, named, self._rank))
+        self.drop_prefixes()
+
+    def drop_prefixes(self) -> None:
+        """Forget the keys and values of the old policy."""
         if not self._engine.reset_prefix_cache():
             raise RuntimeError("the cached prefixes of the old weights could not be dropped: requests still run")
 
@@ -204,6 +225,29 @@ class VllmCore:
             OwnDraw.requests.pop(key, None)
 
 
+def put_adapter(manager: Any, tensors: dict[str, torch.Tensor], rank: int) -> None:
+    """Make the one adapter of a worker from tensors and activate it. manager: the worker's `WorkerLoRAManager`.
+
+    Raises RuntimeError for a layer that this vLLM does not adapt: it would be left out in silence.
+    """
+    held = manager._adapter_manager
+    mapper = getattr(held.model, "hf_to_vllm_mapper", None)
+    lora = LoRAModel.from_lora_tensors(
+        ADAPTER.lora_int_id,
+        tensors,
+        PEFTHelper(r=rank, lora_alpha=rank, target_modules=[]),  # the scale is in B
+        device=str(manager.device),
+        dtype=manager.lora_config.lora_dtype,
+        weights_mapper=None if mapper is None else mapper.get_rename_mapper(),
+    )
+    known = {*held.modules, *(part for parts in held.packed_modules.values() for part in parts)}
+    if strange := sorted(set(lora.loras) - known):
+        raise RuntimeError(f'vLLM does not adapt {strange[0]}; write rollout.vllm.lora = "merged"')
+    held.remove_adapter(lora.id)
+    held.add_adapter(lora)
+    held.activate_adapter(lora.id)
+
+
 def _arguments(options: Mapping[str, Any], folder: Path, sleeps: bool) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "model": str(folder),
@@ -222,6 +266,14 @@ def _arguments(options: Mapping[str, Any], folder: Path, sleeps: bool) -> dict[s
         "logits_processors": [OwnDraw],
         "seed": options["seed"],
     }
+    if options["lora_rank"]:
+        ranks = [rank for rank in get_args(MaxLoRARanks) if rank >= options["lora_rank"]]
+        arguments |= {
+            "enable_lora": True,
+            "max_loras": 1,
+            "max_lora_rank": ranks[0] if ranks else options["lora_rank"],
+            "lora_target_modules": list(options["lora_modules"]),
+        }
     cache_gib = options["kv_cache_gib"] or (CPU_CACHE_GIB if current_platform.is_cpu() else 0.0)
     if cache_gib:
         arguments["kv_cache_memory_bytes"] = int(cache_gib * (1 << 30))

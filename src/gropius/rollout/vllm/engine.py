@@ -24,7 +24,7 @@ from gropius.rollout.engine import check_request, empty_completion
 from gropius.rollout.vllm import probe
 from gropius.rollout.vllm.link import Link
 from gropius.rollout.vllm.place import Place
-from gropius.rollout.vllm.weights import DTYPES, Named, SharedWeights, policy_tensors
+from gropius.rollout.vllm.weights import DTYPES, Named, SharedWeights, adapter_tensors, policy_tensors
 from gropius.rollout.vllm.wire import Message
 from gropius.types import Completion, FinishReason, Request
 
@@ -34,7 +34,8 @@ class VllmOptions:
     """How vLLM is run. dtype: of its weights and products. sleeps: it gives its memory back while the trainer works.
 
     kv_cache_gib: memory of keys and values, 0 leaves it to gpu_memory_utilization. hang_s: silence while somebody waits
-    after which it is given up.
+    after which it is given up. lora_rank: of an adapter that is handed over apart from the weights, 0 merges it;
+    lora_modules: last parts of the names of the layers that it adapts.
     """
 
     dtype: str = "float32"
@@ -47,6 +48,8 @@ class VllmOptions:
     seed: int = 0
     start_timeout_s: float = 600.0
     hang_s: float = 300.0
+    lora_rank: int = 0
+    lora_modules: tuple[str, ...] = ()
 
 
 @dataclass
@@ -59,8 +62,9 @@ class Mailbox:
 class VllmEngine:
     """An `Engine` on a worker. place: makes it. mailbox: given when the worker is a thread of this process.
 
-    bound: nats that the probe allows on a token. tensors: the policy's weights under the names of a checkpoint, with
-    adapters merged in. Raises EngineError, with the worker's last words, when it does not start.
+    bound: nats that the probe allows on a token. An adapter is merged into the weights that are handed over, or goes
+    after them by itself and later alone (`VllmOptions.lora_rank`). Raises EngineError, with the worker's last words,
+    when it does not start.
     """
 
     def __init__(
@@ -71,7 +75,6 @@ class VllmEngine:
         *,
         bound: float,
         mailbox: Mailbox | None = None,
-        tensors: Callable[[torch.nn.Module], list[Named]] = policy_tensors,
     ) -> None:
         if options.dtype not in DTYPES:
             raise ModelError(
@@ -83,7 +86,6 @@ class VllmEngine:
         self.handed_over_s = 0.0
         self._bound = bound
         self._mailbox = mailbox
-        self._tensors = tensors
         self._memory = SharedWeights()
         self._context = min(loaded.context_length, options.max_model_len or loaded.context_length)
         self._vocabulary = int(cast(torch.Tensor, loaded.model.get_input_embeddings().weight).shape[0])
@@ -153,16 +155,22 @@ class VllmEngine:
         return {"config": _plain(config), "options": options}
 
     def _hand_over(self, version: int, digest: str) -> None:
-        tensors = self._tensors(self.loaded.model)
-        file = None
-        fields: dict[str, Any] = {"version": version, "digest": digest}
+        adapter = self.loaded.adapter if self.options.lora_rank else None
+        self.handed_over_s, stamp = 0.0, {"version": version, "digest": digest}
+        if adapter is None or not self._holds:
+            self._give("weights", policy_tensors(self.loaded.model, merged=adapter is None), stamp)
+        if adapter is not None:
+            self._give("adapter", adapter_tensors(adapter), stamp)
+
+    def _give(self, op: str, tensors: list[Named], stamp: dict[str, Any]) -> None:
+        file, fields = None, dict(stamp)
         if self._mailbox is not None:
             self._mailbox.tensors["weights"] = tensors
             fields["mailbox"] = "weights"
         else:
             fields["tensors"], fresh = self._memory.write(tensors, DTYPES[self.options.dtype])
             file = self._memory.file if fresh else None
-        self.handed_over_s = float(self._link.call("weights", fields, file)["seconds"])
+        self.handed_over_s += float(self._link.call(op, fields, file)["seconds"])
 
     def _request(self, request: Request, limit: int) -> tuple[int, Future[Completion]]:
         if not self._holds:

@@ -13,6 +13,8 @@ from typing import Any
 
 from gropius.errors import RecipeError
 from gropius.models.load import LoadedModel
+from gropius.models.lora import NAME as ADAPTER
+from gropius.models.lora import Adapter
 from gropius.rollout.vllm import program
 from gropius.rollout.vllm.engine import Mailbox, VllmEngine, VllmOptions
 from gropius.rollout.vllm.place import Place, ProcessPlace, ReachedPlace, ThreadPlace
@@ -38,6 +40,8 @@ def open_vllm(loaded: LoadedModel, table: Mapping[str, Any], trainer: Trainer) -
     interpreter is named; EngineError, with the worker's last words, when it does not start.
     """
     options = _options(table, trainer)
+    if table["lora"] == "adapter" and loaded.adapter is not None:
+        options = dataclasses.replace(options, **apart(loaded.adapter))
     if table["address"]:
         return VllmEngine(loaded, options, lambda: ReachedPlace(table["address"]), bound=trainer.bound)
     if not table["python"] and importlib.util.find_spec("vllm") is None:
@@ -62,6 +66,18 @@ def _options(table: Mapping[str, Any], trainer: Trainer) -> VllmOptions:
     same = {name: table[name] for name in names} | {"seed": trainer.seed % (1 << 31)}
     dtype = trainer.dtype if table["dtype"] == "auto" else table["dtype"]
     return VllmOptions(**same | {"dtype": dtype, "sleeps": table["mode"] == "colocated"})
+
+
+def apart(adapter: Adapter) -> dict[str, Any]:
+    """Options of an adapter that is handed over alone. Errors: RecipeError where vLLM could not hold all of it."""
+    if strange := next((name for name in adapter.trained if ".lora_" not in name), ""):
+        raise RecipeError(
+            f'rollout.vllm.lora = "adapter": {strange} is trained too, which vLLM takes only whole; write '
+            'model.lora.bias = "none", or rollout.vllm.lora = "merged"'
+        )
+    ranks = [int(layer.r[ADAPTER]) for layer in adapter.layers.values()]  # type: ignore[index]
+    modules = sorted({name.rpartition(".")[2] for name in adapter.layers})
+    return {"lora_rank": max(ranks), "lora_modules": tuple(modules)}
 
 
 def _thread(mailbox: Mailbox) -> Place:

@@ -23,6 +23,7 @@ from gropius.rollout.vllm.wire import Wire
 KEPT_LINES = 40
 LAST_WORDS = 2000
 END_S = 10.0
+MOMENT_S = 1.0  # for an end that is under way
 
 
 class Place(Protocol):
@@ -74,7 +75,7 @@ class ProcessPlace:
     def ended(self) -> str:
         """How the process ended, after a moment for an end that is under way."""
         try:
-            code = self.process.wait(timeout=1.0)
+            code = self.process.wait(timeout=MOMENT_S)
         except subprocess.TimeoutExpired:
             return ""
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

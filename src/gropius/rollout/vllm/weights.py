@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from gropius.errors import EngineError
-from gropius.models.lora import effective_weight
+from gropius.models.lora import NAME as ADAPTER
+from gropius.models.lora import Adapter, effective_weight
 
 ALIGNMENT = 64
 DTYPES = {
@@ -25,10 +26,10 @@ DTYPES = {
 Named = tuple[str, Tensor]
 
 
-def policy_tensors(model: nn.Module) -> list[Named]:
+def policy_tensors(model: nn.Module, merged: bool = True) -> list[Named]:
     """The parameters and persistent buffers under the names of a Hugging Face checkpoint; tied ones once.
 
-    A linear layer with a LoRA adapter (peft) counts as one of W + s · B A, made anew from the two.
+    A linear layer with a LoRA adapter (peft) counts as one of W + s · B A, made anew from the two; not merged, as W.
     """
     seen: set[int] = set()
     named = []
@@ -42,8 +43,20 @@ def policy_tensors(model: nn.Module) -> list[Named]:
             named.append((name, tensor.detach()))
         elif name.startswith(f"{prefix}base_layer."):
             leaf = name.removeprefix(f"{prefix}base_layer.")
-            named.append((prefix + leaf, effective_weight(adapted[prefix]) if leaf == "weight" else tensor.detach()))
+            weight = effective_weight(adapted[prefix]) if merged and leaf == "weight" else tensor.detach()
+            named.append((prefix + leaf, weight))
     return named
+
+
+def adapter_tensors(adapter: Adapter) -> list[Named]:
+    """A and s · B of every adapted layer, under peft's names: the scale of each layer is in its B."""
+    found: list[Named] = []
+    for name, layer in adapter.layers.items():
+        of: Any = layer
+        found.append((f"base_model.model.{name}.lora_A.weight", of.lora_A[ADAPTER].weight.detach()))
+        scaled = of.lora_B[ADAPTER].weight.detach() * of.scaling[ADAPTER]
+        found.append((f"base_model.model.{name}.lora_B.weight", scaled))
+    return found
 
 
 class SharedWeights:

@@ -65,6 +65,13 @@ class Core(Protocol):
         """Take new weights, waking first, and drop every cache of the old ones."""
         ...
 
+    def adapt(self, tensors: Iterator[Named]) -> None:
+        """Take a new adapter beside the weights (A and s · B under peft's names), and drop every cache of the old one.
+
+        Asked only where the options name a rank.
+        """
+        ...
+
     def sleep(self) -> None:
         """Give memory back until the next weights."""
         ...
@@ -171,9 +178,9 @@ class Server:
             gone = [key for key in message["keys"] if self.open.pop(key, None) is not None]
             if gone:
                 core.drop(gone)
-        elif op == "weights":
+        elif op in ("weights", "adapter"):
             began = time.perf_counter()
-            core.load(self._tensors(message))
+            (core.load if op == "weights" else core.adapt)(self._tensors(message))
             self.stamp = {"version": message["version"], "digest": message["digest"]}
             self._say("done", call=message["call"], seconds=time.perf_counter() - began)
         elif op == "sleep":
