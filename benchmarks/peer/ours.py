@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gropius import build
+from gropius import build, survey
 from gropius.audit import DIALECTS, audit
 from gropius.audit.dialect import Parsed
 from gropius.models.load import load_model
@@ -214,7 +214,7 @@ def estimate(job: dict[str, Any]) -> dict[str, Any]:
     """What `gropius check` says of the recipe, in seconds of the wall clock or of the processors."""
     clock = time.process_time if job["clock"] == "processor" else time.perf_counter
     began = Moment.now()
-    found = build.estimate(plan_of(job), Silent(), clock)
+    found = survey.estimate(plan_of(job), Silent(), clock)
     return found.report.as_dict() | {"notes": found.notes, "took": (Moment.now() - began).as_list()}
 
 

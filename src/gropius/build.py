@@ -21,7 +21,6 @@ from gropius.models.lora import CONFIG as ADAPTER_CONFIG
 from gropius.models.lora import LoraSettings
 from gropius.models.tiny import TinyShape
 from gropius.objective.spec import Objective
-from gropius.plan.counts import PassCounts
 from gropius.recipe import from_dict
 from gropius.recipe.capacity import refuse_what_cannot_fit
 from gropius.recipe.resolve import Resolved
@@ -31,7 +30,6 @@ from gropius.records.sinks import Place, Sinks
 from gropius.records.writer import RunWriter
 from gropius.rewards import InProcessScorer, MixedScorer, PoolSettings, open_scorer
 from gropius.rewards import isolation as isolating
-from gropius.rewards.gold import unusable_gold
 from gropius.rollout.collect import Player
 from gropius.rollout.fitting import fitting
 from gropius.rollout.torch_engine import TorchEngine
@@ -39,29 +37,22 @@ from gropius.rollout.vllm.engine import VllmEngine
 from gropius.rollout.vllm.open import Trainer, open_vllm
 from gropius.tasks import TaskSet, load_tasks
 from gropius.tasks.functions import ToolSettings, require_partner, with_tools
-from gropius.tasks.preflight import Finding, overlong
-from gropius.tasks.preflight import preflight as look_over
-from gropius.train import advance, ending, estimating, keep, loop, memory, pass_rates, randomness, reference
+from gropius.train import advance, ending, keep, loop, memory, randomness, reference
 from gropius.train import resume as continuing
 from gropius.train.checkpoint import Snapshot
 from gropius.train.conversation import conversation
 from gropius.train.critic import Critic
-from gropius.train.critic_checks import critic_invariances
-from gropius.train.evaluate import HeldOut
 from gropius.train.forward import Forward
 from gropius.train.interrupt import StopRequest
-from gropius.train.invariance import Invariance
 from gropius.train.keep import Keeper
 from gropius.train.loop import Run, State
 from gropius.train.machine import machine_of
 from gropius.train.optim import Optimiser, OptimiserSettings, settings_of
 from gropius.train.origin import origin
-from gropius.train.processes import every_invariance
 from gropius.train.progress import Progress
 from gropius.train.sft import WarmStart, imitation, warm_start
 from gropius.train.step import Learner, LearnerSettings, UpdateReport
 from gropius.train.team import POLICY, Team
-from gropius.train.trial import one_batch
 
 
 def tasks(resolved: Resolved) -> TaskSet:
@@ -122,7 +113,7 @@ def model(resolved: Resolved, folder: Path | None = None, device: str = "") -> L
 
 
 @dataclass(eq=False)
-class _Parts:
+class Parts:
     """What training, evaluation and warm start have in common.
 
     facts: stored beside the resolved recipe. judge: how the scorer describes itself.
@@ -139,7 +130,7 @@ class _Parts:
     team: Team
 
 
-def _parts(resolved: Resolved, progress: Progress, folder: Path | None = None, team: Team | None = None) -> _Parts:
+def open_parts(resolved: Resolved, progress: Progress, folder: Path | None = None, team: Team | None = None) -> Parts:
     torch.set_num_threads(resolved.train.threads or torch.get_num_threads())
     found = tasks(resolved)
     require_partner(found, resolved.rollout.max_turns)
@@ -162,7 +153,7 @@ def _parts(resolved: Resolved, progress: Progress, folder: Path | None = None, t
         judge.close()
 
     facts = {"sandbox": programs} if programs else {}
-    return _Parts(loaded, found, chat, player, judge, close, facts, described, team)
+    return Parts(loaded, found, chat, player, judge, close, facts, described, team)
 
 
 def engine(resolved: Resolved, loaded: LoadedModel) -> TorchEngine | VllmEngine:
@@ -184,7 +175,7 @@ def forward(resolved: Resolved, policy: PreTrainedModel) -> Forward:
     )
 
 
-def _learner(resolved: Resolved, parts: _Parts, objective: Objective, settings: OptimiserSettings) -> Learner:
+def learner_for(resolved: Resolved, parts: Parts, objective: Objective, settings: OptimiserSettings) -> Learner:
     way = parts.team.join(POLICY, parts.loaded.model, functools.partial(forward, resolved))
     optimiser = Optimiser(way.model, settings)
     parts.team.lead("optimiser", settings)
@@ -208,7 +199,7 @@ def train(resolved: Resolved, progress: Progress, team: Team | None = None) -> P
     """
     faults.arm_from_environment()
     randomness.seed_all(resolved.seed)
-    with closing(_parts(resolved, progress, team=team)) as parts:
+    with closing(open_parts(resolved, progress, team=team)) as parts:
         every, trained = parts.loaded.sizes
         refuse_what_cannot_fit(resolved, every, machine_of(resolved.folder, parts.loaded), trained=trained)
         now = _origin(resolved, parts, None)
@@ -216,7 +207,7 @@ def train(resolved: Resolved, progress: Progress, team: Team | None = None) -> P
         with RunWriter.create(resolved.folder, document) as writer, StopRequest(progress.note) as stop:
             writer.write_tokenizer(parts.loaded.tokenizer.backend_tokenizer.to_str())
             if resolved.sft.steps:
-                _warm_start(resolved, parts, progress, stop)
+                warm_up(resolved, parts, progress, stop)
             return loop.train(_run(resolved, parts, now, (writer, progress, stop)))
 
 
@@ -237,7 +228,7 @@ def resume(
             progress.note(note)
         continuing.refuse_finished(folder, resolved, start.step)
         randomness.seed_all(resolved.seed)
-        with closing(_parts(resolved, progress, start.model, team)) as parts:
+        with closing(open_parts(resolved, progress, start.model, team)) as parts:
             now = _origin(resolved, parts, start.resumed)
             for note in continuing.refuse_changes(folder, start, resolved, now):
                 progress.note(note)
@@ -246,7 +237,7 @@ def resume(
             if settings or stamp != document.get("sandbox"):
                 writer.describe(document | resolved.as_dict() | ({"sandbox": stamp} if stamp else {}))
             if start.snapshot is None and resolved.sft.steps:
-                _warm_start(resolved, parts, progress, stop)
+                warm_up(resolved, parts, progress, stop)
             run = _run(resolved, parts, now, (writer, progress, stop))
             if start.snapshot is not None:
                 _put_back(run, start.snapshot)
@@ -261,7 +252,7 @@ def fork(resolved: Resolved, source: tuple[Path, int | None], progress: Progress
     """
     faults.arm_from_environment()
     folder, snapshot = continuing.forked(source, resolved)
-    with closing(_parts(resolved, progress, folder / "model", team)) as parts:
+    with closing(open_parts(resolved, progress, folder / "model", team)) as parts:
         now = _origin(resolved, parts, snapshot.facts["origin"])
         lineage, notes = continuing.lineage(source[0], snapshot, resolved, now)
         for note in notes:
@@ -277,7 +268,7 @@ def fork(resolved: Resolved, source: tuple[Path, int | None], progress: Progress
             return loop.train(run)
 
 
-def _origin(resolved: Resolved, parts: _Parts, began: Mapping[str, Any] | None) -> dict[str, Any]:
+def _origin(resolved: Resolved, parts: Parts, began: Mapping[str, Any] | None) -> dict[str, Any]:
     """What a run begins with, to compare with when it goes on. began: the same of the run that a checkpoint is of."""
     return origin(resolved, parts.tasks, parts.loaded, parts.judge, began)
 
@@ -294,10 +285,10 @@ def _put_back(run: Run, snapshot: Snapshot) -> None:
 
 
 def _run(
-    resolved: Resolved, parts: _Parts, began: dict[str, Any], around: tuple[RunWriter, Progress, StopRequest]
+    resolved: Resolved, parts: Parts, began: dict[str, Any], around: tuple[RunWriter, Progress, StopRequest]
 ) -> Run:
     writer, progress, stop = around
-    learner = _learner(resolved, parts, resolved.objective, _settings(resolved))
+    learner = learner_for(resolved, parts, resolved.objective, _settings(resolved))
     progress.note(learner.forward.describe())
     weights = {part.name: part.weight for part in getattr(parts.player.scorer, "parts", ())}
     return Run(
@@ -318,7 +309,7 @@ def _run(
         randomness=randomness.capture(),
         watch=Watch(writer.folder, resolved.doctor.pause_on) if resolved.doctor.every else None,
         judge=parts.scorer,
-        critic=_critic(resolved, learner),
+        critic=critic_for(resolved, learner),
     )
 
 
@@ -326,15 +317,15 @@ def _settings(resolved: Resolved) -> OptimiserSettings:
     return settings_of(resolved.train, resolved.train, resolved.derived.optimiser_steps_per_step)
 
 
-def _critic(resolved: Resolved, learner: Learner) -> Critic | None:
+def critic_for(resolved: Resolved, learner: Learner) -> Critic | None:
     table, per_step = resolved.critic, resolved.derived.optimiser_steps_per_step * resolved.critic.epochs
     settings = settings_of(table, resolved.train, per_step, resolved.train.steps)
     return Critic.beside(learner, table, settings) if resolved.objective.needs_critic else None
 
 
-def _warm_start(resolved: Resolved, parts: _Parts, progress: Progress, stop: StopRequest | None = None) -> None:
+def warm_up(resolved: Resolved, parts: Parts, progress: Progress, stop: StopRequest | None = None) -> None:
     s = resolved.sft
-    learner = _learner(resolved, parts, imitation(), settings_of(s, resolved.train))
+    learner = learner_for(resolved, parts, imitation(), settings_of(s, resolved.train))
     learner.settings = LearnerSettings(pack_tokens=resolved.train.pack_tokens)
 
     def report(step: int, update: UpdateReport) -> None:
@@ -350,7 +341,7 @@ def _warm_start(resolved: Resolved, parts: _Parts, progress: Progress, stop: Sto
 def sft(resolved: Resolved, progress: Progress) -> Path:
     """The warm start alone; saves the model as the run's checkpoint 0 and measures before and after."""
     with (
-        closing(_parts(resolved, progress)) as parts,
+        closing(open_parts(resolved, progress)) as parts,
         RunWriter.create(resolved.folder, resolved.as_dict() | parts.facts) as writer,
     ):
         for label in ("before", "after"):
@@ -360,61 +351,6 @@ def sft(resolved: Resolved, progress: Progress) -> Path:
                 progress.held_out(label, found)
                 writer.write_metrics(0, found.metrics())
             if label == "before":
-                _warm_start(resolved, parts, progress)
+                warm_up(resolved, parts, progress)
         save_model(parts.loaded, writer.folder / "model")
         return writer.folder
-
-
-def evaluate(resolved: Resolved, progress: Progress, folder: Path | None = None) -> HeldOut:
-    """Measure a recipe's model, or the one in `folder`, on the held-out tasks."""
-    with closing(_parts(resolved, progress, folder)) as parts:
-        parts.player.engine.set_policy(0, parts.loaded.digest())
-        return asyncio.run(loop.evaluate_held_out(resolved, parts.loaded, parts.player))
-
-
-def invariance(resolved: Resolved, progress: Progress) -> list[Invariance]:
-    """Draw and score one batch of the recipe, and compare its gradient under every layout of the work."""
-    randomness.seed_all(resolved.seed)
-    with closing(_parts(resolved, progress)) as parts:
-        learner = _learner(resolved, parts, resolved.objective, OptimiserSettings())
-        if resolved.sft.steps:
-            _warm_start(resolved, parts, progress)
-        parts.player.engine.set_policy(0, parts.loaded.digest())
-        critic = _critic(resolved, learner)
-        batch = asyncio.run(one_batch(resolved, parts.loaded, parts.player, learner, critic))
-        found = every_invariance(learner.forward, resolved.objective, learner.settings, batch)
-        return found if critic is None else [*found, *critic_invariances(critic, batch)]
-
-
-def pass_counts(resolved: Resolved, prompts: int, progress: Progress) -> PassCounts:
-    """How often the recipe's model, warm-started where it says so, solves `prompts` of its own tasks."""
-    randomness.seed_all(resolved.seed)
-    with closing(_parts(resolved, progress)) as parts:
-        if resolved.sft.steps:
-            _warm_start(resolved, parts, progress)
-        parts.player.engine.set_policy(0, parts.loaded.digest())
-        return asyncio.run(pass_rates.pass_counts(resolved, parts.loaded, parts.player, prompts))
-
-
-def estimate(resolved: Resolved, progress: Progress, clock: estimating.Clock = estimating.WALL) -> estimating.Estimate:
-    """Time of a step and peak memory of a recipe on this machine; no weight moves and no run folder is left."""
-    with closing(_parts(resolved, progress)) as parts:
-        return estimating.estimate(resolved, estimating.Bench(parts.loaded, parts.player, clock=clock))
-
-
-def preflight(resolved: Resolved, measure: bool = False) -> list[Finding]:
-    """What is wrong with a recipe's data and rewards, without a step. measure: load the model, to measure the prompts.
-
-    Errors: DataError, RecipeError, SafetyRefusal, ModelError for what cannot be opened at all.
-    """
-    found = tasks(resolved)
-    isolation(resolved, found)
-    with closing(scorer(resolved, found)) as judge:
-        programs = any(part.name == "code" for part in judge.parts)
-        findings = [*look_over(found, programs), *unusable_gold(found, judge.parts)]
-    if measure:
-        chat = conversation(resolved, found, loaded := model(resolved))
-        length = lambda task: len(chat.prompt_ids(task.messages()))  # noqa: E731
-        every = (*found.train, *found.held_out)
-        findings += overlong(every, length, loaded.context_length, resolved.rollout.max_tokens)
-    return findings

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from gropius import build
+from gropius import build, survey
 from gropius.objective.explain import explain
 from gropius.recipe import resolve
 from gropius.recipe.stored import from_dict
@@ -145,7 +145,7 @@ def test_a_resumed_critic_goes_on_to_the_same_bits(trunk: str, tmp_path: Path) -
 
 
 def test_the_critics_gradient_does_not_depend_on_how_the_batch_is_laid_out(tmp_path: Path) -> None:
-    rows = build.invariance(
+    rows = survey.invariance(
         resolve(RECIPE, [f'out="{tmp_path}"', "objective.preset=ppo", "objective.advantage.credit=turn"]), Silent()
     )
     critic = [row for row in rows if row.name.startswith("critic")]

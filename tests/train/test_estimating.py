@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from tests.train.small import small_recipe
 
-from gropius import build
+from gropius import survey
 from gropius.cli.main import main
 from gropius.errors import ModelError
 from gropius.models.load import load_model
@@ -51,10 +51,10 @@ def estimated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             digests.append(bench.loaded.digest())
             return found
 
-        monkeypatch.setattr(build.estimating, "estimate", watched)
+        monkeypatch.setattr(survey.estimating, "estimate", watched)
         # how many groups there is time for is the clock's to say; every law holds for all of them
-        monkeypatch.setattr(build.estimating, "_affordable", lambda load, *_: load.prompts)
-        found = build.estimate(small_recipe(tmp_path, *settings), Silent())
+        monkeypatch.setattr(survey.estimating, "_affordable", lambda load, *_: load.prompts)
+        found = survey.estimate(small_recipe(tmp_path, *settings), Silent())
         return found, digests
 
     return of
@@ -138,7 +138,7 @@ def test_bytes_kept_for_the_backward_pass_grow_as_the_footprint_says(probe):
 def test_the_verb_prints_the_estimate_and_exits_0(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        build.estimating, "estimate", lambda plan, bench: real_estimate(plan, replace(bench, seconds=0.01))
+        survey.estimating, "estimate", lambda plan, bench: real_estimate(plan, replace(bench, seconds=0.01))
     )
     words = ["check", "arithmetic", "--set", "rollout.prompts=4", "--set", "sft.steps=0"]
     with pytest.raises(SystemExit) as ended:
@@ -151,11 +151,11 @@ def test_the_verb_prints_the_estimate_and_exits_0(capsys, monkeypatch, tmp_path)
 PEAK = """
 import json, resource, sys
 from pathlib import Path
-from gropius import build
+from gropius import build, survey
 from gropius.recipe import resolve
 from gropius.train.progress import Silent
 plan = resolve(sys.argv[2], json.loads(sys.argv[3]))
-said = build.estimate(plan, Silent()).report.peak_bytes if sys.argv[1] == "estimate" else build.train(plan, Silent())
+said = survey.estimate(plan, Silent()).report.peak_bytes if sys.argv[1] == "estimate" else build.train(plan, Silent())
 print(said if sys.argv[1] == "estimate" else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 """
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from small import run_small, small_recipe
 
-from gropius import build
+from gropius import survey
 from gropius.cli.main import main
 from gropius.errors import DataError
 from gropius.plan.recorded import from_run
@@ -28,7 +28,7 @@ def test_the_probe_finds_the_pass_rates_of_the_first_step_of_training(tmp_path: 
     settings = ("rollout.prompts=16", "rollout.max_tokens=12", "train.steps=1", "eval.before=false", "eval.after=false")
     folder, _ = run_small(tmp_path, *settings)
     recorded, _ = from_run(folder)
-    probed = build.pass_counts(small_recipe(tmp_path, *settings), 16, Silent())
+    probed = survey.pass_counts(small_recipe(tmp_path, *settings), 16, Silent())
     assert tally(probed) == tally(recorded) and len(set(probed.solved.tolist())) > 1
     assert probed.response_tokens == pytest.approx(recorded.response_tokens)
 
@@ -44,7 +44,7 @@ def test_more_prompts_than_a_step_has_are_drawn_in_several_rounds_and_each_task_
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(pass_rates, "collect", collect)
-        counts = build.pass_counts(small_recipe(tmp_path, 'data.options={"digits"=1,"rows"=[10,2]}'), 64, Silent())
+        counts = survey.pass_counts(small_recipe(tmp_path, 'data.options={"digits"=1,"rows"=[10,2]}'), 64, Silent())
     assert len(counts.solved) == 10 and sorted(set(drawn)) == sorted(drawn) and (counts.sampled == 4).all()
     assert not any(tmp_path.iterdir())
 

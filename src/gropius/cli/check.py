@@ -84,12 +84,12 @@ def command(
 
 def _estimate(resolved: Resolved, as_json: bool) -> None:
     """Time of a step and peak memory, by a probe of ten seconds or two and a few groups of the recipe's own tasks."""
-    from gropius import build
+    from gropius import survey
     from gropius.cli.console import Console
     from gropius.cli.plan import print_cost
 
     with Console() as console:
-        found = build.estimate(resolved, console)
+        found = survey.estimate(resolved, console)
     report = found.report
     if as_json:
         print_json(report.as_dict() | {"notes": list(found.notes), "load": vars(found.load)})
@@ -128,11 +128,11 @@ def check_resume(question: Question) -> Answer:
 
 def check_invariance(question: Question) -> Answer:
     """A batch drawn and scored as training would, and its gradient under every way of laying the work out."""
-    from gropius import build
+    from gropius import survey
     from gropius.cli.console import Console
 
     with Console() as console:
-        rows = build.invariance(question.resolved, console)
+        rows = survey.invariance(question.resolved, console)
     lines = [f"{row.name:<40} bound {row.bound:.0e}   found {row.found:.1e}   {_word(row.held)}" for row in rows]
     held = all(row.held for row in rows)
     return Answer("invariance", held, "relative difference of the gradient\n  " + "\n  ".join(lines))

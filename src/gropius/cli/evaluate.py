@@ -16,10 +16,10 @@ def command(
 ) -> None:
     """Measure a recipe's model as it is, or a run's last checkpoint, on the held-out tasks. eval.samples is k."""
     found = find(target, settings, trust_code)
-    from gropius import build
+    from gropius import survey
 
     with Console() as console:
-        held_out = build.evaluate(found.resolved, console, found.model)
+        held_out = survey.evaluate(found.resolved, console, found.model)
     if as_json:
         print_json({"model": found.label, "recipe": found.resolved.sha256, **held_out.metrics()})
     else:

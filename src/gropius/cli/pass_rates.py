@@ -67,10 +67,10 @@ def _probe(source: Path, prompts: int, settings: Sequence[str], trusted: bool) -
 
     resolved = resolve(str(source), settings)
     refuse_user_code(resolved, trusted=trusted)
-    from gropius import build
+    from gropius import survey
 
     with Console() as console:
-        counts = build.pass_counts(resolved, prompts, console)
+        counts = survey.pass_counts(resolved, prompts, console)
     drawn, size = len(counts.solved), resolved.rollout.group_size
     notes = [f"{drawn} prompts drawn now, {size} responses each, of {counts.response_tokens:.0f} tokens on average"]
     if drawn < prompts:

@@ -39,10 +39,10 @@ def command(
     resolved = resolve(recipe, settings)
     findings: list[Finding] = []
     if check:
-        from gropius import build
+        from gropius import survey
 
         refuse_user_code(resolved, trusted=trust_code)
-        findings = build.preflight(resolved, measure=model)
+        findings = survey.preflight(resolved, measure=model)
     if as_json:
         checked = {"findings": [found.as_dict() for found in findings]} if check else {}
         print_json(resolved.as_dict() | {"formula": formula(resolved.objective)} | checked)
