@@ -127,11 +127,15 @@ def bench_of(name: str, **settings) -> Bench:
     return Bench(engine, logits_after)
 
 
-@cache
+STARTED: dict[str, VllmEngine] = {}
+
+
 def worker_engine(name: str) -> VllmEngine:
     """Started once; the last test closes it."""
     architecture, path = name.split("/")
-    return (benches.in_thread if path == "imitation" else benches.on_vllm)(loaded(architecture))
+    if name not in STARTED:
+        STARTED[name] = (benches.in_thread if path == "imitation" else benches.on_vllm)(loaded(architecture))
+    return STARTED[name]
 
 
 @pytest.fixture(params=[*ENGINES, *SLOW])
@@ -358,6 +362,7 @@ def test_a_bound_lowered_on_the_way_cuts_a_response_and_changes_no_token(bench):
 
 def test_a_closed_engine_refuses(bench):
     asyncio.run(bench.engine.close())
-    worker_engine.cache_clear()
+    for name in [name for name, engine in STARTED.items() if engine is bench.engine]:
+        del STARTED[name]
     with pytest.raises(EngineError, match="closed"):
         bench.draw(Request(prompt(3), Sampling(2), (0,)))

@@ -162,6 +162,7 @@ class TestUselessKeys:
         (("rollout.engine=vllm", "rollout.vllm.address=/run/s"), "rollout.vllm.address"),
         (("rollout.engine=vllm", *SERVER, "rollout.vllm.python=/p"), "rollout.vllm.python"),
         (("rollout.engine=vllm", 'rollout.vllm.devices="1"'), "rollout.vllm.devices"),
+        (("rollout.engine=vllm", "rollout.vllm.lora=adapter"), "rollout.vllm.lora"),
         (("model.lora.alpha=8.0",), "model.lora.alpha"),
         *(
             (("model.lora.adapter=folder", f"model.lora.{key}={value}"), f"model.lora.{key}")
