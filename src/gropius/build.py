@@ -42,6 +42,7 @@ from gropius.train import resume as continuing
 from gropius.train.checkpoint import Snapshot
 from gropius.train.conversation import conversation
 from gropius.train.critic import Critic
+from gropius.train.engines import open_engines
 from gropius.train.forward import Forward
 from gropius.train.interrupt import StopRequest
 from gropius.train.keep import Keeper
@@ -138,7 +139,8 @@ def open_parts(resolved: Resolved, progress: Progress, folder: Path | None = Non
     loaded = model(resolved, folder, team.device if team else "")
     chat = conversation(resolved, found, loaded)
     found, dropped = fitting(found, chat, loaded.context_length, resolved.data.overlong)
-    own = engine(resolved, loaded)
+    apart = resolved.cluster.engines > 0
+    own = open_engines(resolved, loaded, progress.note) if apart else engine(resolved, loaded)
     described = tuple(judge.describe())
     for line in (*dropped, *found.notes, *loaded.notes, own.describe(), *described):
         progress.note(line)
@@ -157,7 +159,7 @@ def open_parts(resolved: Resolved, progress: Progress, folder: Path | None = Non
 
 
 def engine(resolved: Resolved, loaded: LoadedModel) -> TorchEngine | VllmEngine:
-    """What draws the responses of a recipe, from a whole copy of the weights; whoever asks for it closes it."""
+    """An engine of this process, on a whole copy of the weights; whoever asks for it closes it."""
     rollout, train = resolved.rollout, resolved.train
     if rollout.engine == "torch":
         return TorchEngine(loaded, token_budget=rollout.token_budget, dtype=resolved.model.dtype)

@@ -25,7 +25,8 @@ from gropius.models.load import LoadedModel
 from gropius.objective.spec import Objective, override
 from gropius.recipe.resolve import Resolved
 from gropius.records.writer import RESOLVED
-from gropius.rollout.remote import EngineLost, EngineServer
+from gropius.rollout.remote import EngineLost
+from gropius.rollout.server import EngineServer
 from gropius.train.checkpoint import weight_digest
 from gropius.train.forward import Forward
 from gropius.train.optim import Optimiser, OptimiserSettings
@@ -115,7 +116,8 @@ class Follower:
         self.resolved, self.team = resolved, team
         self.loaded: LoadedModel = build.model(resolved, device=str(team.world.device))
         self.server: EngineServer | None = None
-        if resolved.rollout.engine == "torch":  # vLLM spreads over devices by itself, and rank 0 has it
+        # vLLM spreads over devices by itself, and rank 0 has it; engines in processes of their own are rank 0's too
+        if resolved.rollout.engine == "torch" and not resolved.cluster.engines:
             engine = build.engine(resolved, self.loaded)
             self.server = EngineServer(engine, launching.secret(), resolved.cluster.bind)
         self.optimiser: Optimiser | None = None

@@ -102,6 +102,7 @@ class TestContradictions:
         ),
         (("objective.preset=pkpo", "objective.advantage.k=9"), "objective.advantage.k", "group_size = 18"),
         (("model.lora.rank=8", "cluster.trainer_ranks=2"), "cluster.trainer_ranks", "write trainer_ranks = 1"),
+        (("rollout.engine=vllm", "cluster.engines=1"), "cluster.engines", "write cluster.engines = 0"),
         (("model.lora.rank=8", "model.lora.dropout=0.1"), "model.lora.dropout", "write dropout = 0"),
     )
 
@@ -154,6 +155,7 @@ class TestUselessKeys:
         (("checkpoint.best=true",), "checkpoint.best"),
         (("reward_pool.workers=4",), "reward_pool.workers"),
         (("cluster.shard=all",), "cluster.shard"),
+        (('cluster.engine_devices=["cpu"]',), "cluster.engine_devices"),
         (("cluster.restarts=1",), "cluster.restarts"),
         (("cluster.deadline_s=60.0",), "cluster.deadline_s"),
         (("cluster.bind=10.0.0.1",), "cluster.bind"),

@@ -64,6 +64,11 @@ def secret() -> str:
     return os.environ.get(SECRET) or os.environ.get("TORCHELASTIC_RUN_ID", "") or "none"
 
 
+def new_secret() -> str:
+    """A secret that nobody knows yet."""
+    return secrets.token_hex(16)
+
+
 def launch(plan: Launch, note: Callable[[str], None]) -> int:
     """Run the ranks to their end; the exit code of rank 0.
 
@@ -72,7 +77,7 @@ def launch(plan: Launch, note: Callable[[str], None]) -> int:
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="gropius-ranks-") as scratch, _Signals(Path(scratch) / "leader") as signals:
         os.environ[OUTCOME], os.environ[LEADER] = str(Path(scratch) / "outcome"), str(Path(scratch) / "leader")
-        os.environ.setdefault(SECRET, secrets.token_hex(16))
+        os.environ.setdefault(SECRET, new_secret())
         for attempt in range(plan.restarts + 1):
             for name in ("outcome", "leader"):
                 (Path(scratch) / name).unlink(missing_ok=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gropius.naming import names_a_function
-from gropius.recipe import rules_credit
+from gropius.recipe import rules_cluster, rules_credit
 from gropius.recipe.draft import MISMATCH_BOUND as MISMATCH_BOUND
 from gropius.recipe.draft import Contradiction as Contradiction
 from gropius.recipe.draft import Draft as Draft
@@ -223,14 +223,7 @@ CONTRADICTIONS: tuple[Contradiction, ...] = (
             f"write tasks = {d.recipe.data.held_out}, or 0 for all, or raise data.held_out"
         ),
     ),
-    Contradiction(
-        "cluster.trainer_ranks",
-        lambda d: (
-            d.recipe.cluster.trainer_ranks > 1
-            and (d.recipe.model.lora.on or d.recipe.train.optimiser != "adamw" or d.recipe.train.offload)
-        ),
-        lambda d: "an adapter, moments in 8 bits and offloaded ones are one process's; write trainer_ranks = 1",
-    ),
+    *rules_cluster.CONTRADICTIONS,
     Contradiction(
         "data.held_out",
         lambda d: (
@@ -317,10 +310,7 @@ EFFECTS: tuple[Effect, ...] = (
         lambda d: any(names_a_function(part.name) for part in d.recipe.reward),
         'a [[reward]] of your own ("module:function"); built-in rewards need no pool',
     ),
-    *(
-        Effect(f"cluster.{key}", lambda d: d.recipe.cluster.trainer_ranks > 1, "cluster.trainer_ranks above 1")
-        for key in ("shard", "restarts", "deadline_s", "bind")
-    ),
+    *rules_cluster.EFFECTS,
     *rules_credit.EFFECTS,
     Effect("checkpoint.keep_last", lambda d: d.recipe.checkpoint.every > 0, "checkpoint.every above 0"),
     Effect("checkpoint.keep_every", lambda d: d.recipe.checkpoint.every > 0, "checkpoint.every above 0"),

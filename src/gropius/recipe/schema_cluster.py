@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from gropius.recipe.fields import Count, CountOrZero, Positive, Table, Text
+from gropius.recipe.fields import Count, CountOrZero, Positive, Table, Text, as_tuple
 
 
 class ClusterTable(Table):
@@ -16,6 +16,14 @@ class ClusterTable(Table):
     shard: Literal["optimiser", "all"] = Field(
         "optimiser", description='"optimiser": weights whole during a step; "all": layer by layer, least memory'
     )
-    restarts: CountOrZero = Field(3, description="times that lost ranks are started again from the last checkpoint")
-    deadline_s: Positive = Field(600.0, description="seconds for one exchange between ranks")
+    engines: CountOrZero = Field(
+        0, description="processes that draw, each with its own copy of the model; 0 = the trainer draws itself"
+    )
+    engine_devices: Annotated[tuple[Text, ...], BeforeValidator(as_tuple)] = Field(
+        (), description='model.device of each engine, in turn; empty = the GPUs that the ranks leave, else as "auto"'
+    )
+    restarts: CountOrZero = Field(
+        3, description="times that lost ranks are started again from the last checkpoint, or lost engines at once"
+    )
+    deadline_s: Positive = Field(600.0, description="seconds for one exchange between ranks, or for an engine to start")
     bind: Text = Field("127.0.0.1", description="address that ranks and engines of a machine listen on")

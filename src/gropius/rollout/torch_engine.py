@@ -89,6 +89,11 @@ class TorchEngine:
         self._bounds: dict[Bound, int] = {}
         self._dead = ""
 
+    @property
+    def busy(self) -> int:
+        """Responses that are being drawn, or wait to be."""
+        return len(self._batch) + len(self._waiting)
+
     def describe(self) -> str:
         """One line: which decode path is used, in which number format and why, and what its cache may take at most."""
         kept = int(self.token_budget * PAST_SHARE) if isinstance(self._path, SlotPath) else 0

@@ -20,7 +20,8 @@ from gropius.distributed.launch import secret
 from gropius.distributed.wire import Codec
 from gropius.distributed.world import World
 from gropius.rollout.engine import Engine
-from gropius.rollout.remote import Address, EnginePool, RemoteEngine
+from gropius.rollout.pool import EnginePool
+from gropius.rollout.remote import Address, RemoteEngine
 from gropius.rollout.torch_engine import TorchEngine
 from gropius.train.optim import Optimiser, OptimiserSettings
 from gropius.train.pack import Pack

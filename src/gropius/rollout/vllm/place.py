@@ -1,29 +1,17 @@
-"""Where a worker runs, and how it ends: a process of another interpreter, a thread of this one, a server that is there.
-
-A process is a session of its own, so that all it started ends with it. What it prints is read, so that it never blocks,
-and its last lines are kept: they are the cause when it dies.
-"""
+"""Where a worker runs: in a process of another interpreter, a thread of this one, or a server that is there."""
 
 from __future__ import annotations
 
-import collections
 import os
-import signal
 import socket
-import subprocess
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
 from gropius.errors import EngineError
+from gropius.rollout.child import END_S, Child
 from gropius.rollout.vllm.wire import Wire
-
-KEPT_LINES = 40
-LAST_WORDS = 2000
-END_S = 10.0
-MOMENT_S = 1.0  # for an end that is under way
 
 
 class Place(Protocol):
@@ -50,14 +38,10 @@ class ProcessPlace:
     def __init__(self, python: str, program: Path, environment: Mapping[str, str] | None = None) -> None:
         ours, theirs = socket.socketpair()
         try:
-            self.process = subprocess.Popen(
+            self._child = Child(
                 [python, "-P", str(program), "--socket", str(theirs.fileno()), "--parent", str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
+                _environment(environment or {}),
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                env=_environment(environment or {}),
             )
         except OSError as error:
             ours.close()
@@ -68,47 +52,20 @@ class ProcessPlace:
         finally:
             theirs.close()
         self.wire = Wire(ours)
-        self._lines: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
-        self._listener = threading.Thread(target=self._listen, daemon=True, name="gropius-vllm-words")
-        self._listener.start()
+        self.process = self._child.process
 
     def ended(self) -> str:
-        """How the process ended, after a moment for an end that is under way."""
-        try:
-            code = self.process.wait(timeout=MOMENT_S)
-        except subprocess.TimeoutExpired:
-            return ""
-        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        """See `Child.ended`."""
+        return self._child.ended()
 
     def last_words(self) -> str:
-        """The last lines, at most LAST_WORDS characters."""
-        if self.process.poll() is not None:
-            self._listener.join(timeout=1.0)
-        return "\n".join(self._lines)[-LAST_WORDS:].strip()
+        """See `Child.last_words`."""
+        return self._child.last_words()
 
     def end(self, grace_s: float = END_S) -> None:
-        """Wait, then kill the session, and children that left it."""
-        if grace_s:
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(timeout=grace_s)
-        strays = _descendants(self.process.pid)
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        for pid in strays:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        self.process.kill()
-        self.process.wait()
+        """See `Child.end`."""
+        self._child.end(grace_s)
         self.wire.close()
-        self._listener.join(timeout=1.0)
-
-    def _listen(self) -> None:
-        assert self.process.stdout is not None
-        with self.process.stdout as stream:
-            for line in stream:
-                text = line.decode("utf-8", "replace").rstrip()
-                if text:
-                    self._lines.append(text[-LAST_WORDS:])
 
 
 class ThreadPlace:
@@ -167,17 +124,3 @@ def _environment(more: Mapping[str, str]) -> dict[str, str]:
     """This process's environment without what steers its Python: the worker's interpreter has its own."""
     steering = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
     return {name: value for name, value in os.environ.items() if name not in steering} | dict(more)
-
-
-def _descendants(pid: int) -> Sequence[int]:
-    """Processes below `pid` (Linux; elsewhere none), so that those in sessions of their own are found too."""
-    found: list[int] = []
-    pending = [pid]
-    while pending:
-        parent = pending.pop()
-        for children in Path(f"/proc/{parent}/task").glob("*/children"):
-            with suppress(OSError):
-                below = [int(word) for word in children.read_text().split()]
-                found += below
-                pending += below
-    return found

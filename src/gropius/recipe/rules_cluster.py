@@ -1,0 +1,38 @@
+"""Rules about the processes of a run, in the form of `rules`. No torch."""
+
+from __future__ import annotations
+
+from gropius.recipe.draft import Contradiction, Draft, Effect
+
+CONTRADICTIONS: tuple[Contradiction, ...] = (
+    Contradiction(
+        "cluster.trainer_ranks",
+        lambda d: (
+            d.recipe.cluster.trainer_ranks > 1
+            and (d.recipe.model.lora.on or d.recipe.train.optimiser != "adamw" or d.recipe.train.offload)
+        ),
+        lambda d: "an adapter, moments in 8 bits and offloaded ones are one process's; write trainer_ranks = 1",
+    ),
+    Contradiction(
+        "cluster.engines",
+        lambda d: d.recipe.cluster.engines > 0 and d.recipe.rollout.engine != "torch",
+        lambda d: (
+            'vLLM is a process of its own already (rollout.vllm.mode = "server"); write cluster.engines = 0, or '
+            'rollout.engine = "torch"'
+        ),
+    ),
+)
+
+
+def _several(draft: Draft) -> bool:
+    return draft.recipe.cluster.trainer_ranks > 1 or draft.recipe.cluster.engines > 0
+
+
+EFFECTS: tuple[Effect, ...] = (
+    Effect("cluster.shard", lambda d: d.recipe.cluster.trainer_ranks > 1, "cluster.trainer_ranks above 1"),
+    Effect("cluster.engine_devices", lambda d: d.recipe.cluster.engines > 0, "cluster.engines above 0"),
+    *(
+        Effect(f"cluster.{key}", _several, "cluster.trainer_ranks above 1, or cluster.engines above 0")
+        for key in ("restarts", "deadline_s", "bind")
+    ),
+)

@@ -1,0 +1,207 @@
+"""Engines in processes of their own: handed the weights after every step, watched, started again when they are lost.
+
+The weights travel tensor by tensor as frames; the digest of what arrived is the policy's, or the hand-over is refused,
+and then a probe compares the engine's log-probabilities of a few tokens with the trainer's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gropius.models.load import DTYPES, LoadedModel
+from gropius.rollout.pool import EnginePool, Loss
+from gropius.rollout.remote import Address, EngineLost, RemoteEngine
+from gropius.rollout.vllm import probe
+from gropius.types import Completion, Request
+
+
+class Host(Protocol):
+    """An engine in another process, however that was started."""
+
+    address: Address
+    describes: str
+
+    def ended(self) -> str:
+        """How the process ended, with its last words; "" while it lives, or where nobody knows."""
+        ...
+
+    def end(self) -> None:
+        """End it and all that it started."""
+        ...
+
+
+Start = Callable[[int], Host]  # the n-th engine, ready to be handed weights. Errors: EngineError
+
+
+@dataclass(frozen=True)
+class Apart:
+    """count: engines. secret: what they ask for. restarts: how often lost ones are started again, all together.
+
+    bound: nats that the probe allows on a token, computed in `dtype`. keep: hold a copy of what was handed over, for an
+    engine that is started again while the trainer's own weights move.
+    """
+
+    count: int
+    secret: str
+    restarts: int
+    bound: float
+    dtype: str = "float32"
+    keep: bool = False
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """The last hand-over: the version, bytes to all engines, and seconds until all held the weights."""
+
+    version: int
+    bytes: int
+    seconds: float
+
+
+class Engines:
+    """An `Engine` of several processes. Whoever makes it closes it, and with it the processes."""
+
+    def __init__(self, loaded: LoadedModel, start: Start, apart: Apart, note: Callable[[str], None]) -> None:
+        self._loaded, self._start, self._apart, self._note = loaded, start, apart, note
+        self._hosts: dict[str, Host] = {}
+        self._pool = EnginePool([], note, revive=self._revive)
+        self._policy = (0, "")
+        self._kept: dict[str, NDArray[Any]] | None = None
+        self._restarts = 0
+        self.transfer: Transfer | None = None
+        self.last_probe: probe.Probe | None = None
+        self._names = [f"engine {number}" for number in range(apart.count)]
+        with ThreadPoolExecutor(apart.count) as together:
+            started = {name: together.submit(self._begin, name) for name in self._names}
+        try:
+            for name, job in started.items():
+                self._pool.add(name, job.result())
+        except BaseException:
+            self._end()
+            raise
+
+    @property
+    def loaded(self) -> LoadedModel:
+        """The trainer's model, whose weights they are handed."""
+        return self._loaded
+
+    @property
+    def losses(self) -> dict[str, Loss]:
+        """Engines that were lost so far."""
+        return self._pool.losses
+
+    def describe(self) -> str:
+        """One line: how many, where, and how one describes itself."""
+        first = self._hosts[self._names[0]]
+        return f"engines in processes of their own: {len(self._names)}, on {first.address.host}; {first.describes}"
+
+    async def complete(self, request: Request) -> Completion:
+        """Draw one response. Errors: EngineError, naming who was lost, when none can be started any more."""
+        return await self._pool.complete(request)
+
+    def set_policy(self, version: int, digest: str) -> None:
+        """Hand the trainer's weights to every engine, lost ones started again first, and compare a few tokens.
+
+        Errors: EngineError when an engine ends up with other weights; MismatchError when its numbers are not theirs.
+        """
+        self._policy = (version, digest)
+        if self._apart.keep:
+            self._kept = {name: value.copy() for name, value in self._live()}
+        began = time.perf_counter()
+        asyncio.run(self._everybody(began))
+
+    def rest(self) -> None:
+        """Nothing: what they hold is theirs."""
+
+    async def close(self) -> None:
+        """End every process."""
+        await self._pool.close()
+        await asyncio.to_thread(self._end)
+
+    async def _everybody(self, began: float) -> None:
+        self._pool.forget()
+        for name in self._names:
+            if name not in self._pool.engines:
+                self._pool.add(name, await self._again(name))
+        moved = 0
+        pending = dict(self._pool.engines)
+        while pending:
+            jobs = {name: self._hand_over(cast(RemoteEngine, engine)) for name, engine in pending.items()}
+            found = dict(zip(jobs, await asyncio.gather(*jobs.values(), return_exceptions=True), strict=True))
+            lost = {name: error for name, error in found.items() if isinstance(error, EngineLost)}
+            for error in found.values():
+                if isinstance(error, BaseException) and not isinstance(error, EngineLost):
+                    raise error
+            moved += sum(value for value in found.values() if isinstance(value, int))
+            for name, error in lost.items():
+                self._note(f"{error}; it is started again")
+                self._pool.add(name, await self._again(name))
+            pending = {name: self._pool.engines[name] for name in lost}
+        self.transfer = Transfer(self._policy[0], moved, time.perf_counter() - began)
+        for engine in self._pool.engines.values():
+            await self._look(cast(RemoteEngine, engine))
+
+    async def _hand_over(self, engine: RemoteEngine) -> int:
+        tensors = self._live() if self._kept is None else iter(self._kept.items())
+        return (await engine.hand_over(tensors, *self._policy)).bytes
+
+    async def _look(self, engine: RemoteEngine) -> None:
+        """The probe of one engine, against the trainer's weights as they are."""
+        vocabulary = int(cast(torch.Tensor, self._loaded.model.get_input_embeddings().weight).shape[0])
+        asked = probe.probe_requests(vocabulary, self._loaded.context_length, self._policy[0])
+        drawn = await asyncio.gather(*map(engine.complete, asked))
+        dtype = DTYPES[self._apart.dtype]
+        self.last_probe = probe.compare(self._loaded, dtype, asked, drawn)
+        probe.require_agreement(self.last_probe, self._apart.bound, engine.name, dtype)
+
+    async def _revive(self, name: str) -> RemoteEngine:
+        """The engine, started again in the middle of a collection, with the weights that this draws from."""
+        engine = await self._again(name)
+        await self._hand_over(engine)
+        return engine
+
+    async def _again(self, name: str) -> RemoteEngine:
+        if self._restarts >= self._apart.restarts:
+            raise EngineLost(
+                f"{self._last_words(name)}; engines were started again {self._restarts} times "
+                f"(cluster.restarts = {self._apart.restarts}). Mend the cause, then resume the run"
+            )
+        self._restarts += 1
+        words = self._last_words(name)
+        self._note(f"{words}; it is started again ({self._restarts} of {self._apart.restarts})")
+        return await asyncio.to_thread(self._begin, name)
+
+    def _begin(self, name: str) -> RemoteEngine:
+        """Start the process of an engine, in the place of one that was lost."""
+        lost = self._hosts.pop(name, None)
+        if lost is not None:
+            lost.end()
+        host = self._hosts[name] = self._start(int(name.rpartition(" ")[2]))
+        return RemoteEngine(host.address, self._apart.secret)
+
+    def _last_words(self, name: str) -> str:
+        host = self._hosts.get(name)
+        how = host.ended() if host is not None else ""
+        return f"{name} was lost" + (f": {how}" if how else "")
+
+    def _live(self) -> Iterator[tuple[str, NDArray[Any]]]:
+        """What the trainer trains, by name, tied tensors once."""
+        seen: set[int] = set()
+        for name, tensor in self._loaded.model.state_dict(keep_vars=True).items():
+            if id(tensor) not in seen and (self._loaded.adapter is None or tensor.requires_grad):
+                seen.add(id(tensor))
+                yield name, np.asarray(tensor.detach().cpu().numpy())
+
+    def _end(self) -> None:
+        for host in list(self._hosts.values()):
+            host.end()
+        self._hosts.clear()
