@@ -14,7 +14,8 @@ from tests.rollout.vllm.benches import PATHS, closed
 from gropius.errors import EngineError
 from gropius.models.load import load_model
 from gropius.models.tiny import TinyShape
-from gropius.rollout.vllm import place, program
+from gropius.rollout import child
+from gropius.rollout.vllm import program
 from gropius.rollout.vllm.engine import VllmEngine, VllmOptions
 from gropius.rollout.vllm.place import ProcessPlace
 from gropius.rollout.vllm.wire import Wire, WireError
@@ -55,7 +56,7 @@ def engine_of(folder, body, **options):
 @pytest.fixture
 def alive(monkeypatch):
     """The worker does not end by itself: no moment is given to it."""
-    monkeypatch.setattr(place, "MOMENT_S", 0.0)
+    monkeypatch.setattr(child, "MOMENT_S", 0.0)
 
 
 def gone(pid, within_s=5.0):
