@@ -8,8 +8,8 @@ import importlib
 import pytest
 
 MODULES = (
-    "plan.beta", "plan.cost", "plan.counts", "plan.machines", "plan.question", "plan.signal", "audit.dialect",
-    "audit.sources",
+    "plan.beta", "plan.cluster", "plan.cost", "plan.counts", "plan.lengths", "plan.machines", "plan.question",
+    "plan.signal", "audit.dialect", "audit.sources",
 )  # fmt: skip
 
 
