@@ -208,6 +208,7 @@ def test_a_call_that_cannot_be_run_is_told_and_thinking_calls_nothing() -> None:
     assert "cannot be read" in contents(episode.step("<tool_call>{</tool_call>"))[0]
     assert "b is missing" in contents(episode.step('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'))[0]
     assert started().step(f"<think>{CALL}</think>3").done and started().step(f"<think>{CALL}").done
+    assert started().step(f"<think>a</think>so<think>{CALL}").done
     assert without_thoughts("<think>a</think>b") == "b"
 
 

@@ -48,6 +48,8 @@ def test_thinking_calls_nothing_and_several_calls_run_none() -> None:
     assert "one call a reply" in started().step(two).messages[0]["content"]
     assert started().step("<think><calculator>1</calculator></think>42").raw == 1.0
     assert started().step("<think><calculator>1</calculator> 42").done
+    again = started().step("<think>a</think>42<think>no: <calculator>1</calculator>")
+    assert again.done and again.raw == 0.0  # the answer was taken back and none given
     assert "not closed" in started().step("<calculator>1").messages[0]["content"]
 
 

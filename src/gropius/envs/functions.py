@@ -147,14 +147,13 @@ def fault_of(value: Any, schema: Mapping[str, Any], where: str = "") -> str:
 
 
 def without_thoughts(reply: str) -> str:
-    """What follows the last `</think>`; nothing of a reply that ends while it is still thinking.
+    """What follows the last `</think>`; nothing of a reply that ends while it is thinking (again).
 
-    >>> without_thoughts("<think>maybe</think>yes"), without_thoughts("<think>may")
+    >>> without_thoughts("<think>maybe</think>yes"), without_thoughts("<think>a</think>yes<think>may")
     ('yes', '')
     """
-    if "</think>" in reply:
-        return reply.rpartition("</think>")[2]
-    return "" if "<think>" in reply else reply
+    said = reply.rpartition("</think>")[2]
+    return "" if "<think>" in said else said
 
 
 def hermes_calls(reply: str) -> list[Call]:

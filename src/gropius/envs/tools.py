@@ -99,7 +99,7 @@ def calls_in(reply: str, names: Sequence[str]) -> tuple[list[tuple[str, str]], s
     '<calc> is not closed'
     """
     visible = reply.rpartition("</think>")[2]
-    if "</think>" not in reply and "<think>" in reply:
+    if "<think>" in visible:
         return [], ""  # still thinking when the turn ended: no call
     either = "|".join(map(re.escape, names))
     calls = [(m.group(1), m.group(2).strip()) for m in re.finditer(rf"<({either})>(.*?)</\1>", visible, re.S)]

@@ -21,6 +21,11 @@ WIDTH_STEP = (
 )
 
 
+def width_of(position: int) -> int:
+    """The positions that attention reads where `position` is the largest of a step."""
+    return (position // WIDTH_STEP + 1) * WIDTH_STEP
+
+
 @dataclass(frozen=True, eq=False)
 class PromptState:
     """What the pass over one prompt leaves. keys, values [layer, kv head, _P, e]; logits [_V] after its last token."""
@@ -149,11 +154,13 @@ class FusedDecoder:
         self.values[:, targets, :, :positions] = self.values[:, sources, :, :positions]
 
     @torch.inference_mode()
-    def step(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """Logits [_B, _V] after feeding one token to each of the slots 0 … _B − 1, at its own position [_B]."""
+    def step(self, ids: Tensor, positions: Tensor, width: int) -> Tensor:
+        """Logits [_B, _V] after feeding one token to each of the slots 0 … _B − 1, at its own position [_B].
+
+        width: positions that attention reads, a multiple of WIDTH_STEP above the largest position (`width_of`).
+        """
         shadow = self.shadow
         rows, kv = len(ids), shadow.kv_heads
-        width = (int(positions.max()) // WIDTH_STEP + 1) * WIDTH_STEP
         turn = shadow.rotations[positions][:, None]
         place = self._places(positions)
         back = positions[:, None] - torch.arange(width, device=shadow.device)

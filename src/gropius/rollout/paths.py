@@ -19,7 +19,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gropius.errors import ModelError
-from gropius.rollout.decoder import FusedDecoder, PromptState
+from gropius.rollout.decoder import FusedDecoder, PromptState, width_of
+from gropius.rollout.graphs import StepGraphs
 from gropius.rollout.past import Past
 from gropius.rollout.shadow import Shadow
 
@@ -83,11 +84,14 @@ class SlotPath:
 
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype) -> None:
         self.decoder = FusedDecoder(Shadow(model, dtype))
+        self.graphs = StepGraphs(self.decoder) if self.decoder.shadow.device.type == "cuda" else None
         self._rows = 0
 
     def refresh(self) -> None:
         """Take the trainer's weights over."""
         self.decoder.shadow.refresh()
+        if self.graphs is not None:
+            self.graphs.clear()
 
     def prefill(self, prompts: Sequence[tuple[int, ...]]) -> Sequence[PromptState]:
         """One padded pass."""
@@ -118,8 +122,9 @@ class SlotPath:
 
     def step(self, ids: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
         """One token a slot."""
-        device = self.decoder.shadow.device
-        return self.decoder.step(torch.from_numpy(ids).to(device), torch.from_numpy(positions).to(device))
+        device, step = self.decoder.shadow.device, self.decoder.step if self.graphs is None else self.graphs.step
+        width = width_of(int(positions.max()))
+        return step(torch.from_numpy(ids).to(device), torch.from_numpy(positions).to(device), width)
 
     def keep(self, order: NDArray[np.int64], positions: int) -> None:
         """Move only the rows whose number changes."""

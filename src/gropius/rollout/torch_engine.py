@@ -99,9 +99,10 @@ class TorchEngine:
         kept = int(self.token_budget * PAST_SHARE) if isinstance(self._path, SlotPath) else 0
         room = (self.token_budget + kept) * position_bytes(self.loaded.model, self._path)
         between = f", {kept:,} of them between turns" if kept else ""
+        anew = "" if kept else "; a later turn reads its conversation from the beginning"
         return (
             f"{self._description}; keys and values of at most {self.token_budget + kept:,} positions{between} "
-            f"({room / 1e6:,.0f} MB)"
+            f"({room / 1e6:,.0f} MB){anew}"
         )
 
     async def complete(self, request: Request) -> Completion:

@@ -140,10 +140,10 @@ def extract_final(reply: str) -> Final:
 
 
 def without_thinking(reply: str) -> str:
-    """The reply with its thinking removed; after an unclosed opening tag everything is thinking.
+    """The reply with its thinking removed; nothing of a reply that ends while it is thinking (again).
 
-    >>> without_thinking("<think>a</think>b<think>c"), without_thinking("a</think>b")
-    ('b', 'b')
+    >>> without_thinking("<think>a</think>b"), without_thinking("a</think>b"), without_thinking("b<think>no, c")
+    ('b', 'b', '')
     """
     opened = _THINK_OPEN.search(reply)
     first_close = _THINK_CLOSE.search(reply)
@@ -158,7 +158,7 @@ def without_thinking(reply: str) -> str:
         kept.append(reply[at : opened.start()])
         closed = _THINK_CLOSE.search(reply, opened.end())
         if closed is None:
-            break
+            return ""
         at = closed.end()
     return _THINK_CLOSE.sub(" ", "".join(kept))
 
