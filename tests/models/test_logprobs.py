@@ -49,6 +49,18 @@ def test_value_and_gradient_equal_the_plain_computation(monkeypatch, temperature
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("held", [0, 16, 39, 50])
+def test_in_16_bits_the_gradient_does_not_depend_on_how_many_chunks_are_held_for_one_product(monkeypatch, held):
+    monkeypatch.setattr(module, "CHUNK_NUMBERS", 1)  # 16 rows a chunk, the last one of 2
+    monkeypatch.setattr(module, "GATHERED_NUMBERS", held * 30)
+    hidden, head, targets = case(50, 8, 30, torch.float32)
+    exact = torch.autograd.grad(plain(hidden, head, targets, 1.0)[0].sum(), (hidden, head.weight))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        ours = token_logprobs(hidden, head, targets)[0]
+    for a, b in zip(torch.autograd.grad(ours.sum(), (hidden, head.weight)), exact, strict=True):
+        assert float((a - b).norm() / b.norm()) < 0.01
+
+
 def test_a_vocabulary_of_150_000_agrees_to_a_millionth_in_float32():
     hidden, head, targets = case(70, 4, 150_000, torch.float32)
     ours, entropy = token_logprobs(hidden, head, targets, entropy=True)

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from gropius.errors import ModelError
 
 CHUNK_NUMBERS = 1 << 23  # logits held at once: 32 MiB in float32
+GATHERED_NUMBERS = 1 << 26  # their gradients held at once in the compute dtype, for one product: 128 MiB in 16 bits
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,21 +150,20 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 if knobs.entropy:
                     p = torch.exp(z - normaliser[piece, None])
                     entropy[piece] = normaliser[piece] - p.mul_(z).sum(-1)
-        ctx.save_for_backward(hidden, weight, bias, targets, normaliser, entropy)
+        ctx.save_for_backward(hidden, weight, cast_weight, bias, targets, normaliser, entropy)
         ctx.knobs = knobs
         return logprobs, entropy
 
     @staticmethod
     def backward(ctx: Any, g_logprobs: Tensor, g_entropy: Tensor) -> tuple[Tensor | None, ...]:
         """d logprob / d z = 1[y] − p;  d entropy / d z = −p (log p + H)."""
-        hidden, weight, bias, targets, normaliser, entropy = ctx.saved_tensors
+        hidden, weight, cast_weight, bias, targets, normaliser, entropy = ctx.saved_tensors
         knobs: _Knobs = ctx.knobs
         total = normaliser.dtype
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         g_hidden = torch.empty_like(hidden) if wants_hidden else None
-        g_weight = torch.zeros_like(weight, dtype=total) if wants_weight else None
+        gathered = _WeightGradient(weight, len(targets), knobs.dtype) if wants_weight else None
         g_bias = torch.zeros_like(bias, dtype=total) if wants_bias else None
-        cast_weight = weight.to(knobs.dtype)
         with torch.autocast(hidden.device.type, enabled=False):
             for piece in _chunks(len(targets), weight.shape[0]):
                 rows = hidden[piece].to(knobs.dtype)
@@ -177,15 +177,60 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 g = g.to(knobs.dtype)
                 if g_hidden is not None:
                     g_hidden[piece] = torch.mm(g, cast_weight)
-                if g_weight is not None:
-                    g_weight += torch.mm(g.t(), rows)
+                if gathered is not None:
+                    gathered.add(g, rows)
+            g_weight = gathered.total().to(weight.dtype) if gathered is not None else None
         return (
             g_hidden,
-            None if g_weight is None else g_weight.to(weight.dtype),
+            g_weight,
             None if g_bias is None else g_bias.to(bias.dtype),
             None,
             None,
         )
+
+
+class _WeightGradient:
+    """Σ gᵀ h over chunks, [_V, d] in float32 at least. In 16 bits one product over many chunks: each costs a pass over
+    the whole head, and on a CPU two more to widen and add it.
+    """
+
+    def __init__(self, weight: Tensor, rows: int, dtype: torch.dtype) -> None:
+        self.weight = weight
+        self.sum: Tensor | None = None
+        held = min(rows, GATHERED_NUMBERS // weight.shape[0]) if dtype.itemsize == 2 else 0
+        self.g = weight.new_empty((held, weight.shape[0]), dtype=dtype)
+        self.h = weight.new_empty((held, weight.shape[1]), dtype=dtype)
+        self.filled = 0
+
+    def add(self, g: Tensor, rows: Tensor) -> None:
+        """Take a chunk of gradients [c, _V] and of the rows [c, d] they belong to."""
+        if self.filled + len(g) > len(self.g):
+            self._flush()
+        if len(g) > len(self.g):
+            self._sum(g, rows)
+            return
+        self.g[self.filled : self.filled + len(g)] = g
+        self.h[self.filled : self.filled + len(g)] = rows
+        self.filled += len(g)
+
+    def total(self) -> Tensor:
+        """The sum of everything taken."""
+        self._flush()
+        if self.sum is None:
+            return torch.zeros_like(self.weight, dtype=torch.promote_types(torch.float32, self.g.dtype))
+        return self.sum
+
+    def _flush(self) -> None:
+        if self.filled:
+            self._sum(self.g[: self.filled], self.h[: self.filled])
+            self.filled = 0
+
+    def _sum(self, g: Tensor, rows: Tensor) -> None:
+        product = torch.mm(g.t(), rows)
+        if self.sum is None:
+            self.sum = product.to(torch.promote_types(torch.float32, product.dtype))
+        else:
+            self.sum += product
 
 
 def _logit_gradient(
