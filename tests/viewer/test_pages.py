@@ -7,7 +7,7 @@ import math
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from conftest import TOKEN
@@ -16,6 +16,7 @@ from synthetic import HOSTILE, make_run, write_step
 
 from gropius.errors import RunFolderError, UsageError
 from gropius.objective.presets import resolve
+from gropius.objective.spec import Baseline, Scale
 from gropius.records import RunReader, RunWriter
 from gropius.viewer.curves import series, thin
 from gropius.viewer.groups import Query, list_groups
@@ -284,6 +285,16 @@ class TestFolders:
         writer.close()
         assert get(client, "runs/a/state")["live"] is False
 
+    def test_what_was_half_written_is_no_longer_said_once_it_is_whole(self, tmp_path: Path) -> None:
+        make_run(tmp_path / "a", steps=2).close()
+        client, path = client_of(tmp_path / "a"), tmp_path / "a" / "metrics.jsonl"
+        with path.open("a") as file:
+            file.write('{"step": 3, "rew')
+        assert "half-written" in get(client, "runs/a")["problems"][0]
+        with path.open("a") as file:
+            file.write('ard": 0.5}\n')
+        assert get(client, "runs/a")["problems"] == [] and get(client, "runs/a")["steps"] == 3
+
     def test_a_saved_index_is_used_again_and_a_changed_step_is_read_anew(self, tmp_path: Path) -> None:
         folder, cache = tmp_path / "a", tmp_path / "cache"
         make_run(folder, steps=3).close()
@@ -306,6 +317,16 @@ class TestFolders:
 
 
 class TestStrings:
+    def test_every_choice_of_the_advantage_has_a_name(self) -> None:
+        known = _entries("en")
+        for baseline in get_args(Baseline):
+            assert f"baseline.{baseline}" in known and f"baseline.{baseline}.name" in known
+        for scale in get_args(Scale):
+            assert f"scale.{scale}.name" in known and f"scale.of.{scale}" in known
+        for key in re.findall(r"questions\(\[([^\]]+)\]", "".join(p.read_text() for p in STATIC.rglob("*.js"))):
+            for name in re.findall(r'"(\w+)"', key):
+                assert f"question.{name}" in known and f"question.{name}.answer" in known
+
     def test_both_languages_have_every_key_that_the_pages_use(self) -> None:
         keys = {name: set(_entries(name)) for name in ("en", "zh")}
         assert keys["en"] == keys["zh"]

@@ -16,7 +16,9 @@ from pathlib import Path
 import pytest
 from synthetic import HOSTILE
 
+import gropius
 from gropius.errors import GropiusError, RunFolderError
+from gropius.objective.presets import resolve
 from gropius.viewer.markup import text
 from gropius.viewer.notebook import RunView
 from gropius.viewer.report import report, write_pictures
@@ -86,6 +88,25 @@ def test_notebooks_show_runs_groups_and_objectives(run_folder: Path) -> None:
     for document in (view._repr_html_(), view.group("000003-0001")._repr_html_(), view.objective._repr_html_()):
         check_inert(document)
         assert document.startswith("<style>")
+
+
+def test_what_a_user_of_a_notebook_holds_shows_itself(run_folder: Path) -> None:
+    run = gropius.open_run(run_folder)
+    groups = run.groups(3)
+    assert "000003-0003" in groups._repr_html_() and "all failed" in groups._repr_html_()
+    check_inert(groups._repr_html_())
+    assert run.groups().step == 12 and groups.rows[1]["size"] == 8
+    with pytest.raises(RunFolderError, match="no responses of step 99"):
+        run.groups(99)
+    assert "min(r_t·A" in resolve("grpo")._repr_html_() and "π_anchor" in resolve("gspo")._repr_html_()
+
+
+def test_the_console_prints_parts_and_how_the_advantage_came_about(run_folder: Path) -> None:
+    found = run_verb("show", str(run_folder), "--group", "000003-0001").stdout
+    assert "advantage = (R_i − mean_group(R)) / (std_group), population std of group" in found
+    head = next(line for line in found.splitlines() if line.startswith("sibling"))
+    assert head.split() == ["sibling", "status", "ended", "exact", "reward", "baseline", "centred", "scale",
+                            "advantage", "tokens", "loss"]  # fmt: skip
 
 
 def run_verb(*words: str) -> subprocess.CompletedProcess[str]:

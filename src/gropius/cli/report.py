@@ -11,7 +11,7 @@ from gropius.cli.output import print_text
 
 
 def command(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a log of TRL, verl or OpenRLHF.")],
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Where to write it; RUN's name with .html here.")
     ] = None,
@@ -25,15 +25,15 @@ def command(
 ) -> None:
     """Write a run's curves, findings, objective and some groups as one self-contained HTML file."""
     from gropius.errors import UsageError
+    from gropius.viewer.foreign import opened
     from gropius.viewer.report import report, write_pictures
-    from gropius.viewer.store import RunStore
 
-    store = RunStore("run", run)
-    if png is not None:
-        print_text(*(str(path) for path in write_pictures(store, png)))
-        return
+    with opened(run) as store:
+        if png is not None:
+            print_text(*(str(path) for path in write_pictures(store, png)))
+            return
+        document = report(store, groups or ())
     target = out or Path(f"{run.resolve().name}.html")
-    document = report(store, groups or ())
     try:
         target.write_text(document, encoding="utf-8")
     except OSError as error:

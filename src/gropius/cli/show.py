@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 
 def command(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a log of TRL, verl or OpenRLHF.")],
     group: Annotated[str | None, typer.Option("--group", metavar="ID", help="One group, e.g. 000012-0003.")] = None,
     step: Annotated[int | None, typer.Option("--step", metavar="N", help="Which step; the last one recorded.")] = None,
     as_json: Json = False,
 ) -> None:
     """Print one group with its siblings' rewards, advantages and texts; without --group, the groups of a step."""
-    from gropius.viewer.store import RunStore
+    from gropius.viewer.foreign import opened
 
-    store = RunStore("run", run)
-    if group is None:
-        _groups(store, step, as_json)
-        return
-    detail = _detail(store, group, step)
+    with opened(run) as store:
+        if group is None:
+            _groups(store, step, as_json)
+            return
+        detail = _detail(store, group, step)
     if as_json:
         print_json(detail)
     else:
@@ -87,28 +87,49 @@ def _print_group(detail: dict[str, Any]) -> None:
     print_text(
         f"group {detail['group_id']}, step {detail['step']}, task {detail['task_key']}: {state}",
         f"mean {number(replay.get('mean'))}, std {number(replay.get('std'))}",
+        _how(replay),
         "",
         detail["prompt"],
         "",
     )
     responses = detail["responses"] + ([detail["greedy"]] if detail["greedy"] else [])
+    names = list(dict.fromkeys(part["name"] for r in responses for part in r["parts"]))
     print_table(
-        ("sibling", "status", "ended", "reward", "baseline", "scale", "advantage", "tokens", "loss"),
+        ("sibling", "status", "ended", *names, "reward", "baseline", "centred", "scale", "advantage", "tokens", "loss"),
         [
-            (_name(r), r["status"] or "unscored", r["finish_reason"], number(r["reward"]), _of(replay, "baseline", i),
-             _of(replay, "scale", i), number(r["advantage"]), number(r["tokens"]), number(r["contribution"], 3))
+            (_name(r), r["status"] or "unscored", r["finish_reason"], *_parts(r, names), number(r["reward"]),
+             *(_of(replay, name, i) for name in ("baseline", "centred", "scale")), number(r["advantage"]),
+             number(r["tokens"]), number(r["contribution"], 3))
             for i, r in enumerate(responses)
         ],
         left=3,
     )  # fmt: skip
-    if replay.get("agrees") is False:
-        print_text("the advantages are not those of this group alone: the objective looks at the whole batch")
     for response in responses:
         reasons = [f"{p['name']}: {p['reason']}" for p in response["parts"] if p["reason"]]
+        whole = response["reason"]
+        if whole and not any(p["reason"] and whole.endswith(p["reason"]) for p in response["parts"]):
+            reasons.append(whole)
         flags = [word for word in ("duplicate", "skipped") if response[word]]
         notes = "; ".join([*reasons, *flags])
         print_text("", f"── {_name(response)}  {number(response['advantage'])}{'  ' + notes if notes else ''}")
         print_text(response["text"])
+
+
+def _how(replay: dict[str, Any]) -> str:
+    """The advantage's definition, and whether it gives the recorded ones again."""
+    if not replay:
+        return "how the advantages came about is not recorded: the folder names no objective"
+    if "reason" in replay:
+        return f"the advantages cannot be made again from this group alone: {replay['reason']}"
+    words = f"advantage = {replay['formula']}"
+    if replay["agrees"]:
+        return words
+    return words + "; the recorded ones differ from those of this group alone: the objective looks at the whole batch"
+
+
+def _parts(response: dict[str, Any], names: list[str]) -> list[str]:
+    found = {part["name"]: part for part in response["parts"]}
+    return [number(found[n]["value"]) if n in found and found[n]["status"] != "void" else number(None) for n in names]
 
 
 def _name(response: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ Nothing anywhere asks which preset an objective came from.
 from __future__ import annotations
 
 import dataclasses
+import html
 import math
 import sys
 from collections.abc import Mapping
@@ -243,6 +244,12 @@ class Objective:
     def needs_critic(self) -> bool:
         """True when a value model is trained beside the policy."""
         return self.advantage.baseline == "critic"
+
+    def _repr_html_(self) -> str:
+        """The formula, for a notebook."""
+        from gropius.objective.formula import formula
+
+        return f"<pre>{html.escape(formula(self))}</pre>"
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
         """Every field, defaults included; an infinite bound is the string "inf" so that JSON stays strict."""

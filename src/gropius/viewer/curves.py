@@ -28,6 +28,7 @@ def run_head(store: RunStore) -> dict[str, Any]:
         "id": store.run_id,
         "name": str(resolved.get("name") or store.run_id),
         "live": store.reader.live,
+        "imported": store.imported_from,
         "holder": lock_holder(store.reader.folder),
         "revision": store.revision(),
         "steps": last,
@@ -35,6 +36,7 @@ def run_head(store: RunStore) -> dict[str, Any]:
         "preset": resolved.get("preset"),
         "reward": _finite(latest.get("reward")),
         "held_out": _finite(_last(steps, "held_out/mean")),
+        "notes": store.notes,
         "problems": store.problems,
     }
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gropius.errors import GropiusError, UsageError, did_you_mean
+from gropius.objective.formula import advantage as advantage_words
 from gropius.objective.selection import Assignment, Response, assign
 from gropius.objective.spec import Objective
 from gropius.records.schema import GREEDY_MEMBER, ResponseRecord
@@ -308,6 +309,7 @@ def replay(
         strict(
             {
                 "axis": objective.as_dict()["advantage"],
+                "formula": advantage_words(objective.advantage, objective.kl),
                 "mean": group.mean,
                 "std": group.std,
                 "state": group.state,

@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 
 STYLE = """
-:root{--ink:#1c1b19;--soft:#66625b;--line:#e2dfd8;--accent:#2450b8;--minus:#b2431b;--warn:#7d5200}
+.gropius{--ink:#1c1b19;--soft:#66625b;--line:#e2dfd8;--accent:#2450b8;--minus:#b2431b;--warn:#7d5200}
 .gropius{color:var(--ink);font:14px/1.5 "Inter","Helvetica Neue","Segoe UI","Noto Sans CJK SC",Arial,sans-serif}
 .gropius h1{font-size:26px;letter-spacing:-.018em;margin:0 0 4px}.gropius h2{font-size:15px;margin:32px 0 10px;
 border-top:1px solid var(--ink);padding-top:8px}.gropius h3{font-size:14px;margin:20px 0 6px}
@@ -51,14 +51,21 @@ def number(value: float | int | None, *, sign: bool = False) -> str:
     return (f"{value:+.4g}" if sign else f"{value:.4g}").replace("-", "−")
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; the first column holds names, the others numbers. Cells are markup already: use `text` and `number`."""
-    top = "".join(f'<th scope="col"{" class=n" if i else ""}>{cell}</th>' for i, cell in enumerate(head))
-    body = "".join(
-        "<tr>" + "".join(f'<th scope="row">{c}</th>' if i == 0 else f"<td class=n>{c}</td>" for i, c in enumerate(row))
-        + "</tr>"
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> str:
+    """A table: `words` columns of words, the first of them the row's name, then numbers.
+
+    Cells are markup already: use `text` and `number`.
+    """
+
+    def kind(i: int) -> str:
+        return " class=n" if i >= words else ""
+
+    top = "".join(f'<th scope="col"{kind(i)}>{cell}</th>' for i, cell in enumerate(head))
+    lines = (
+        "".join(f'<th scope="row">{c}</th>' if i == 0 else f"<td{kind(i)}>{c}</td>" for i, c in enumerate(row))
         for row in rows
-    )  # fmt: skip
+    )
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
     return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
 
 

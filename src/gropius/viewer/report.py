@@ -98,7 +98,10 @@ def step_of(index: RunIndex, group_id: str) -> int | None:
 def summary_html(run: dict[str, Any], curves: dict[str, Any]) -> str:
     """One line: steps, preset, held-out before and after, group size."""
     of = f" of {run['asked_steps']}" if run["asked_steps"] else ""
-    facts = [f"{run['steps']}{of} steps", f"preset {text(run['preset'] or 'none')}"]
+    facts = [
+        f"{run['steps']}{of} steps",
+        f"preset {text(run['preset'])}" if run["preset"] else "objective not recorded",
+    ]
     held = curves.get("held_out/mean", {}).get("values")
     if held:
         low, high = (curves.get(f"held_out/mean_{end}", {}).get("values") for end in ("low", "high"))
@@ -111,7 +114,7 @@ def summary_html(run: dict[str, Any], curves: dict[str, Any]) -> str:
 
 
 def _problems(run: dict[str, Any]) -> str:
-    return "".join(f'<p class="finding">{text(problem)}</p>' for problem in run["problems"])
+    return "".join(f'<p class="finding">{text(problem)}</p>' for problem in [*run["notes"], *run["problems"]])
 
 
 def objective_html(objective: Objective | None) -> str:

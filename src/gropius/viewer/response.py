@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gropius.objective.spec import Objective
+from gropius.records.replay import in_force
 from gropius.records.schema import GREEDY_MEMBER, NEVER_TRAINED, ResponseRecord
 from gropius.viewer.groups import parse_messages, sibling
 from gropius.viewer.pieces import find_tokenizer, pieces
@@ -43,8 +44,16 @@ def response_head(store: RunStore, step: int, group_id: str, member: int) -> dic
         "scales": scales(found),
         "kl_in_loss": bool(objective and objective.kl_in_loss),
         "coefficient": objective.kl.coefficient if objective and objective.kl_in_loss else 0.0,
+        "entropy_bonus": _bonus(store, step, objective),
         "balance": balance(store, step),
     }
+
+
+def _bonus(store: RunStore, step: int, objective: Objective | None) -> float:
+    """The entropy coefficient as it was in the step; 0 where the loss has no such term."""
+    if objective is None or not objective.entropy_in_loss:
+        return 0.0
+    return float(in_force(objective, store.metrics().get(step, {}).get("entropy_bonus")).terms.entropy)
 
 
 def segments(record: ResponseRecord) -> list[dict[str, Any]]:
@@ -151,7 +160,7 @@ def arithmetic(store: RunStore, step: int, group_id: str, member: int, start: in
     lacking = [name for name in needed if getattr(record, name) is None]
     if lacking or record.advantage is None:
         return {"missing": ", ".join(lacking or ["advantage"])}
-    made = evaluate(objective, record)
+    made = evaluate(in_force(objective, store.metrics().get(step, {}).get("entropy_bonus")), record)
     lists = {name: values for name, values in made.items() if isinstance(values, list)}
     most = {name: max((abs(value) for value in values), default=0.0) for name, values in lists.items()}
     first = max(start, 0)
@@ -203,6 +212,8 @@ def evaluate(objective: Objective, record: ResponseRecord) -> dict[str, Any]:
         "clipped": out.flat.tolist(),
         "surrogate": out.surrogate.detach().tolist(),
         "kl": out.kl.detach().tolist(),
+        **({"entropy": (tokens.entropy * mask).tolist()} if tokens.entropy is not None else {}),
+        **({"imitation": tokens.imitation.tolist()} if tokens.imitation is not None else {}),
         "correction": out.correction.detach().tolist(),
         "contribution": contribution.tolist(),
         "gradient": gradient.tolist(),

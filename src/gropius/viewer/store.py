@@ -23,29 +23,39 @@ KEPT_TABLES = 32
 
 
 class RunStore:
-    """A run folder with an id for addresses. `problems` says what was damaged and skipped so far."""
+    """A run folder with an id for addresses. `problems` says what is damaged and skipped; `said` is put before it."""
 
     def __init__(self, run_id: str, folder: Path) -> None:
         self.run_id = run_id
+        self.said = ""
         self.reader = RunReader(folder)
         self._examined: list[dict[str, Any]] = []
         self._kept: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
 
     @cached_property
-    def _imported(self) -> list[str]:
+    def notes(self) -> list[str]:
         """Of a log that was imported: whose it is, how it was read, and what it does not hold."""
-        told = self.resolved().get("imported") if (self.reader.folder / RESOLVED).exists() else None
-        if not isinstance(told, dict):
-            return []
+        told = self._told()
         lacking = told.get("missing") or []
         missing = [f"not in this log: {', '.join(map(str, lacking))}"] if lacking else []
-        return [f"imported from {told.get('from')}: {told.get('source')}", *map(str, told.get("notes") or []), *missing]
+        source = [f"imported from {told.get('from')}: {told.get('source')}"] if told else []
+        return [*source, *map(str, told.get("notes") or []), *missing]
 
     @property
     def problems(self) -> list[str]:
-        """What was damaged and skipped, once each, without the folder's own path."""
-        prefix = f"{self.reader.folder}/"
-        return [*self._imported, *(text.replace(prefix, "") for text in self.reader.problems)]
+        """What is damaged and skipped, once each, without the folder's own path."""
+        prefix, said = f"{self.reader.folder}/", [self.said] if self.said else []
+        return [*said, *(text.replace(prefix, "") for text in self.reader.problems)]
+
+    @property
+    def imported_from(self) -> str | None:
+        """The trainer whose log this is; None for a run of our own."""
+        told = self._told()
+        return str(told.get("from")) if told else None
+
+    def _told(self) -> dict[str, Any]:
+        told = self.resolved().get("imported") if (self.reader.folder / RESOLVED).exists() else None
+        return told if isinstance(told, dict) else {}
 
     def resolved(self) -> dict[str, Any]:
         """The resolved recipe; empty when the folder has none that can be read."""
@@ -70,8 +80,8 @@ class RunStore:
 
     def metrics(self) -> dict[int, dict[str, Any]]:
         """Metrics by step, re-read only when the file has grown."""
-        signature = _signature(self.reader.folder / METRICS)
-        rows: dict[int, dict[str, Any]] = self._cached(("metrics",), signature, self.reader.metrics_by_step)
+        path = self.reader.folder / METRICS
+        rows: dict[int, dict[str, Any]] = self._cached(("metrics",), path, self.reader.metrics_by_step)
         return rows
 
     def steps(self) -> list[int]:
@@ -91,7 +101,7 @@ class RunStore:
     def table(self, step: int, columns: Sequence[str]) -> pa.Table | None:
         """Some columns of a step; None when the file is missing or damaged."""
         key = ("table", step, *columns)
-        return self._cached(key, self.signature(step), lambda: self.reader.table(step, columns))
+        return self._cached(key, rollout_file(self.reader.folder, step), lambda: self.reader.table(step, columns))
 
     def records(self, step: int, group_id: str, member: int | None = None) -> list[ResponseRecord]:
         """The responses of one group (or one of them): only the row groups that hold them are read.
@@ -116,7 +126,7 @@ class RunStore:
             return []
         except (OSError, ValueError, KeyError, pa.ArrowException) as error:
             first = str(error).splitlines()[0] if str(error) else type(error).__name__
-            self._problem(f"rollouts/{path.name}: damaged ({first}); skipped")
+            self._problem(f"{path}: damaged ({first}); skipped")
             return []
 
     def findings(self) -> list[dict[str, Any]]:
@@ -132,11 +142,14 @@ class RunStore:
         self._examined = [finding.as_dict() for finding in found.findings]
         return self.findings()
 
-    def _cached(self, key: tuple[Any, ...], signature: tuple[int, int], make: Any) -> Any:
-        kept = self._kept.get(key)
+    def _cached(self, key: tuple[Any, ...], path: Path, make: Any) -> Any:
+        """What `make` reads from the file, made again when the file has changed; what was said of it is then void."""
+        signature, kept = _signature(path), self._kept.get(key)
         if kept is not None and kept[0] == signature:
             self._kept.move_to_end(key)
             return kept[1]
+        if kept is not None:
+            self.reader.problems[:] = [text for text in self.reader.problems if not text.startswith(f"{path}:")]
         value = make()
         self._kept[key] = (signature, value)
         while len(self._kept) > KEPT_TABLES:

@@ -1,5 +1,5 @@
 // What stands around every page: the bar, the way back up, language, theme, help, and keys.
-import { h, replace } from "./dom.js";
+import { h, inert, replace } from "./dom.js";
 import { language, setLanguage, t } from "./i18n.js";
 
 export function theme() {
@@ -65,7 +65,13 @@ export function problem(message) {
   return h("div", { class: "problem", role: "alert" }, h("strong", {}, t("problem")), " ", message);
 }
 
+// Whose log this is, how it was read, and what it does not hold.
+export function notes(run) {
+  if (!run.notes?.length) return null;
+  return h("details", { class: "notes", open: true }, h("summary", {}, t("imported", { from: run.imported })), h("ul", {}, run.notes.map((text) => h("li", {}, inert(text)))));
+}
+
 export function problems(list) {
   if (!list?.length) return null;
-  return h("details", { class: "problems" }, h("summary", {}, t("problems", { count: list.length })), h("ul", {}, list.map((text) => h("li", {}, text))));
+  return h("details", { class: "problems" }, h("summary", {}, t("problems", { count: list.length })), h("ul", {}, list.map((text) => h("li", {}, inert(text)))));
 }

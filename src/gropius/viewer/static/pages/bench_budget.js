@@ -3,7 +3,7 @@ import { bench, latest } from "../api.js";
 import { figure } from "../charts.js";
 import { h, num, percent, replace } from "../dom.js";
 import { t } from "../i18n.js";
-import { failure, field, numberInput, slider, table } from "./controls.js";
+import { failure, field, numberInput, questions, slider, table } from "./controls.js";
 
 const START = () => ({ responses: 512, mixture: [{ weight: 0.7, rate: 0.05, concentration: 4 }, { weight: 0.3, rate: 0.7, concentration: 4 }] });
 
@@ -40,7 +40,7 @@ export async function budgetBench(main, query, { remember }) {
         figure({ title: t("budget.live"), meaning: t("budget.live.what"), x: "G", categories: true, height: 220, lines: [line(t("budget.live"), (r) => r.live_prompts.value, "accent")] })),
       table(t("bench.budget.title"), ["G", t("budget.prompts"), t("budget.dead"), t("queue.all_failed"), t("queue.all_solved"), t("budget.live"), t("budget.efficiency"), t("budget.refill")],
         found.rows.map((r) => ({ class: r.group_size === best.group_size ? "strong" : null, cells: [num(r.group_size), num(r.prompts), percent(r.dead.value), percent(r.all_failed.value), percent(r.all_solved.value), num(r.live_prompts.value, 3), percent(r.efficiency), r.refill_factor.value === null ? "∞" : `${num(r.refill_factor.value, 3)} ×`] }))),
-      h("p", { class: "quiet" }, t("budget.note")));
+      h("p", { class: "quiet" }, t("budget.note")), questions(["small_groups", "no_critic"]));
   }
 
   drawControls();

@@ -2,23 +2,25 @@
 import { bench, latest } from "../api.js";
 import { announce, h, num, replace, signed } from "../dom.js";
 import { t } from "../i18n.js";
-import { choice, failure, field, numberInput, presetChoice, tick } from "./controls.js";
+import { choice, failure, field, numberInput, presetChoice, questions, tick } from "./controls.js";
 import { scaleWords } from "./group.js";
 import { strip } from "./strip.js";
 
 const CASES = [["1,1,0,0"], ["1,0,0,0"], ["1,1,1,0"], ["1,2,3"], ["0,0,0,0"], ["1,1,1,1"], ["0.5,0.5"], ["1"]];
-const STEPS = ["rewards", "baseline", "centred", "scale", "advantage"];
+const LAST = 9;
 const BASELINES = ["group_mean", "leave_one_out", "none"];
 const SCALES = ["group_std", "none", "group_mean"];
+const ASKED = ["one_task", "unscaled", "epsilon", "loo", "batch", "identical"];
 
 export async function groupBench(main, query, { presets, remember }) {
   const start = { preset: query.get("preset") || "grpo", rewards: read(query.get("rewards")) || [1, 1, 0, 0] };
-  const s = { ...start, at: Number(query.get("at") ?? 4), guess: query.get("guess") === "1", switches: true, overrides: fromQuery(query), guessed: {} };
+  const s = { ...start, at: Number(query.get("at") ?? LAST), guess: query.get("guess") === "1", switches: true, overrides: fromQuery(query), guessed: {} };
   if (!presets.some((p) => p.name === s.preset)) s.preset = "grpo";
   const controls = h("div", { class: "controls" });
   const stage = h("div", { class: "stage" });
   const ask = latest((body, signal) => bench("group", body, signal));
   let found = null;
+  const last = () => found.steps.length - 1;
 
   async function compute() {
     remember({ rewards: s.rewards.join(","), preset: s.preset, at: s.at, ...(s.guess ? { guess: 1 } : {}), ...s.overrides });
@@ -26,6 +28,7 @@ export async function groupBench(main, query, { presets, remember }) {
       const answer = await ask({ rewards: s.rewards, preset: s.preset, overrides: s.overrides });
       if (!answer) return;
       found = answer;
+      s.at = Math.max(0, Math.min(last(), s.at));
       show();
     } catch (error) { failure(stage, error); }
   }
@@ -46,7 +49,7 @@ export async function groupBench(main, query, { presets, remember }) {
         field(t("replay.scale"), choice(SCALES.concat(SCALES.includes(own("scale")) ? [] : [own("scale")]).map((b) => [b, t(`scale.${b}.name`)]), own("scale"), (v) => set("scale", v))),
         field("ddof", choice([[0, t("ddof.0")], [1, t("ddof.1")]], own("ddof"), (v) => set("ddof", Number(v)))),
         field("ε", numberInput(own("epsilon"), (v) => set("epsilon", v), { min: 0, step: 0.0001 }))),
-        h("p", { class: "cases" }, tick(t("group.guess"), s.guess, (on) => { s.guess = on; s.guessed = {}; if (on) s.at = 0; compute(); }), h("button", { class: "button small", onclick: () => { Object.assign(s, { ...start, rewards: [1, 1, 0, 0], preset: "grpo", at: 4, overrides: {}, guessed: {}, guess: false }); refresh(); } }, t("reset")))));
+        h("p", { class: "cases" }, tick(t("group.guess"), s.guess, (on) => { s.guess = on; s.guessed = {}; if (on) s.at = 0; compute(); }), h("button", { class: "button small", onclick: () => { Object.assign(s, { ...start, rewards: [1, 1, 0, 0], preset: "grpo", at: LAST, overrides: {}, guessed: {}, guess: false }); refresh(); } }, t("reset")))));
   }
 
   function refresh(from, at) {
@@ -58,23 +61,23 @@ export async function groupBench(main, query, { presets, remember }) {
   function show() {
     const play = h("div", { class: "play", role: "group", "aria-label": t("group.steps") },
       h("button", { class: "button", disabled: s.at === 0, onclick: () => step(-1), id: "back" }, t("back")),
-      h("ol", { class: "steps" }, STEPS.map((name, i) => h("li", {}, h("button", { class: "step", "aria-current": i === s.at ? "step" : null, onclick: () => { s.at = i; compute(); } }, t(`replay.${name}`))))),
-      h("button", { class: "button", disabled: s.at === 4, onclick: () => step(1), id: "forward" }, t("forward")));
+      h("ol", { class: "steps" }, found.steps.map(({ name }, i) => h("li", {}, h("button", { class: "step", "aria-current": i === s.at ? "step" : null, onclick: () => { s.at = i; compute(); } }, t(`replay.${name}`))))),
+      h("button", { class: "button", disabled: s.at === last(), onclick: () => step(1), id: "forward" }, t("forward")));
     const waits = s.guess && s.at > 0 && !(s.at in s.guessed) ? s.at : null;
     const shown = found.steps.slice(0, waits === null ? s.at + 1 : s.at);
-    replace(stage, play, waits === null ? null : question(waits), answerOf(), matrix(shown), meaning(waits), questions(found));
+    replace(stage, play, waits === null ? null : question(waits), answerOf(), matrix(shown), meaning(waits), questions(ASKED));
   }
 
   function step(by) {
     const id = by > 0 ? "forward" : "back";
-    s.at = Math.max(0, Math.min(4, s.at + by));
+    s.at = Math.max(0, Math.min(last(), s.at + by));
     compute().then(() => document.getElementById(id)?.focus());
   }
 
   function question(at) {
     const input = h("input", { type: "number", step: "any", class: "short", id: "guess" });
     return h("form", { class: "guess", onsubmit: (event) => { event.preventDefault(); s.guessed[at] = input.valueAsNumber; compute(); } },
-      h("label", { for: "guess" }, t("group.guess.ask", { what: t(`replay.${STEPS[at]}`) })), input, h("button", { class: "button" }, t("group.guess.show")));
+      h("label", { for: "guess" }, t("group.guess.ask", { what: t(`replay.${found.steps[at].name}`) })), input, h("button", { class: "button" }, t("group.guess.show")));
   }
 
   function answerOf() {
@@ -91,15 +94,25 @@ export async function groupBench(main, query, { presets, remember }) {
     const words = { rewards: "R", baseline: t(`baseline.${found.objective.advantage.baseline}`), centred: "R − b", scale: scaleWords(found.objective.advantage), advantage: advantageWords(found.objective) };
     return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": t("replay.title") }, h("table", { class: "data replay" },
       h("thead", {}, h("tr", {}, h("td", {}), s.rewards.map((_, i) => h("th", { scope: "col", class: "figure" }, `#${i + 1}`)))),
-      h("tbody", {}, steps.map((row) => h("tr", { class: row.name === "advantage" ? "strong" : null }, h("th", { scope: "row" }, t(`replay.${row.name}`), h("span", { class: "how" }, words[row.name])),
+      h("tbody", {}, steps.map((row) => h("tr", { class: row.name === "advantage" ? "strong" : null }, h("th", { scope: "row" }, t(`replay.${row.name}`), h("span", { class: "how" }, words[row.name] ?? t("transformed.words", { k: found.objective.advantage.k }))),
         row.values.map((value) => h("td", { class: `figure ${tone(row.name, value)}` }, tone(row.name, value) === null ? num(value) : signed(value))))))));
   }
 
   function meaning(waits) {
-    if (waits !== null || s.at < 4) return h("p", { class: "quiet" }, t(`group.step.${STEPS[waits ?? s.at]}`));
+    if (waits !== null || s.at < last()) return h("p", { class: "quiet" }, t(`group.step.${found.steps[waits ?? s.at].name}`));
+    const kl = found.objective.kl;
     return h("div", { class: "meaning" }, h("p", { class: "verdict-line" }, strip(s.rewards, found.advantages, { low: Math.min(0, ...s.rewards), high: Math.max(1, ...s.rewards), height: 34, width: 14 }), h("span", {}, t(`diagnosis.${found.state}`))),
-      found.state === "informative" ? h("p", { class: "quiet" }, t("group.below")) : null,
+      h("p", { class: "quiet" }, found.state === "informative" ? [t("group.below"), " ", rarer()] : kl.estimator !== "none" && kl.place === "loss" ? t("group.kl_still", { beta: num(kl.coefficient) }) : null),
       h("p", { class: "formula small" }, found.formula.split("\n")[1]), found.notes.map((note) => h("p", { class: "quiet" }, note)));
+  }
+
+  // Right or wrong, scaled by the population std: the advantages follow from the share that is right.
+  function rarer() {
+    const axis = found.objective.advantage;
+    const plain = axis.baseline === "group_mean" && axis.scale === "group_std" && axis.ddof === 0 && axis.epsilon === 0 && found.steps.length === 5;
+    if (!plain || s.rewards.some((r) => r !== 0 && r !== 1)) return null;
+    const p = found.mean;
+    return t("group.rarer", { p: num(p), right: num(Math.sqrt((1 - p) / p)), wrong: num(-Math.sqrt(p / (1 - p))) });
   }
 
   drawControls();
@@ -116,10 +129,6 @@ function tone(name, value) {
 function advantageWords(objective) {
   const axis = objective.advantage;
   return axis.whiten === "none" ? t("advantage.words") : t("advantage.whitened");
-}
-
-function questions() {
-  return h("section", { class: "questions" }, h("h2", {}, t("questions")), ["one_task", "unscaled", "epsilon"].map((key) => h("details", {}, h("summary", {}, t(`question.${key}`)), h("p", {}, t(`question.${key}.answer`)))));
 }
 
 function read(text) {

@@ -3,7 +3,7 @@ import { bench, latest } from "../api.js";
 import { figure } from "../charts.js";
 import { h, num, replace, signed } from "../dom.js";
 import { t } from "../i18n.js";
-import { failure, slider, table } from "./controls.js";
+import { failure, questions, slider, table } from "./controls.js";
 
 const LETTERS = "abcdefgh";
 const NAMES = ["k1", "k2", "k3"];
@@ -40,7 +40,7 @@ export async function klBench(main, query, { remember }) {
       bars(NAMES.map((name, i) => ({ name, x: letters, y: found.estimators[name].values, colour: ["soft", "third", "accent"][i] })), t("kl.values"), t("kl.values.what"))),
       h("h2", {}, t("kl.value")), table(t("kl.value"), ["", t("kl.mean"), t("kl.std"), t("kl.least")], NAMES.map((name) => ({ cells: [name, num(found.estimators[name].mean, 5), num(found.estimators[name].std, 4), num(Math.min(...found.estimators[name].values), 4)] })).concat([{ class: "strong", cells: [t("kl.true_reverse"), num(found.true.reverse, 5), "", ""] }, { class: "strong", cells: [t("kl.true_forward"), num(found.true.forward, 5), "", ""] }])),
       h("h2", {}, t("kl.gradient")), table(t("kl.gradient"), ["", t("kl.logits"), t("kl.whose")], NAMES.map((name) => ({ cells: [name, gradient(found.estimators[name].gradient), whose(found.estimators[name].gradient)] })).concat([{ class: "strong", cells: [t("kl.true_reverse"), gradient(found.true.reverse_gradient), ""] }, { class: "strong", cells: [t("kl.true_forward"), gradient(found.true.forward_gradient), ""] }])),
-      h("p", { class: "quiet" }, t("kl.moral")));
+      h("p", { class: "quiet" }, t("kl.moral")), questions(["k3", "kl_apart"]));
   }
 
   drawControls();

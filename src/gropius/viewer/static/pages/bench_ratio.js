@@ -3,9 +3,11 @@ import { bench, latest } from "../api.js";
 import { figure } from "../charts.js";
 import { h, num, replace, signed } from "../dom.js";
 import { t } from "../i18n.js";
-import { choice, failure, field, numberInput, presetChoice, slider, table } from "./controls.js";
+import { choice, failure, field, numberInput, presetChoice, questions, slider, table } from "./controls.js";
 
-const WORKED = () => ({ epsilon: 0.2, beta: 0.1, answers: [
+const LEVELS = ["token", "sequence"];
+const AGGREGATES = ["response_mean", "token_mean", "response_sum"];
+const WORKED = () => ({ epsilon: 0.2, beta: 0.1, level: "token", aggregate: "response_mean", answers: [
   { advantage: 1, ratios: [1.1, 1.3], reference: [0.11, null] }, { advantage: 1, ratios: [0.9, 1.0], reference: [null, null] },
   { advantage: -1, ratios: [0.9, 0.7], reference: [null, null] }, { advantage: -1, ratios: [1.1, 1.3], reference: [null, null] }], anchor: 0.2 });
 
@@ -75,19 +77,22 @@ function example(node) {
   let s = WORKED();
   const out = h("div", {});
   const inputs = h("div", {});
-  const ask = latest((body, signal) => bench("batch", body, signal));
+  const ask = latest((answers, full, task, signal) => Promise.all([full, task].map((overrides) => bench("batch", { answers, preset: "grpo", overrides }, signal))));
 
   async function compute() {
     const answers = s.answers.map((a) => ({ advantage: a.advantage, ratios: a.ratios, anchor: s.anchor, reference: a.ratios.map((r, i) => a.reference[i] ?? r * s.anchor) }));
+    const shared = { "surrogate.low": s.epsilon, "surrogate.high": s.epsilon, "ratio.level": s.level, "aggregate.kind": s.aggregate };
+    const none = { ...shared, "kl.estimator": "none", "kl.coefficient": 0 };
     try {
-      const found = await ask({ answers, preset: "grpo", overrides: { "surrogate.low": s.epsilon, "surrogate.high": s.epsilon, "kl.coefficient": s.beta } });
-      const task = await bench("batch", { answers, preset: "grpo", overrides: { "surrogate.low": s.epsilon, "surrogate.high": s.epsilon, "kl.estimator": "none", "kl.coefficient": 0 } });
-      if (found) show(found, task);
+      const both = await ask(answers, s.beta ? { ...shared, "kl.coefficient": s.beta } : none, none);
+      if (both) show(...both);
     } catch (error) { failure(out, error); }
   }
 
   function draw() {
-    replace(inputs, h("div", { class: "grid" }, field("ε", numberInput(s.epsilon, (x) => { s.epsilon = x; compute(); }, { min: 0, step: 0.01 })), field("β", numberInput(s.beta, (x) => { s.beta = x; compute(); }, { min: 0, step: 0.01 })), field(t("worked.anchor"), numberInput(s.anchor, (x) => { s.anchor = x; compute(); }, { min: 0.001, max: 1, step: 0.01 })), h("button", { class: "button small", onclick: () => { s = WORKED(); draw(); compute(); } }, t("reset")), h("button", { class: "button small", onclick: () => { for (const a of s.answers) a.ratios = [1, 1]; draw(); compute(); } }, t("worked.ones"))),
+    replace(inputs, h("div", { class: "grid" }, field("ε", numberInput(s.epsilon, (x) => { s.epsilon = x; compute(); }, { min: 0, step: 0.01 })), field("β", numberInput(s.beta, (x) => { s.beta = x; compute(); }, { min: 0, step: 0.01 })), field(t("worked.anchor"), numberInput(s.anchor, (x) => { s.anchor = x; compute(); }, { min: 0.001, max: 1, step: 0.01 })), 
+      field(t("worked.level"), choice(LEVELS.map((name) => [name, t(`worked.level.${name}`)]), s.level, (v) => { s.level = v; compute(); })), field(t("worked.aggregate"), choice(AGGREGATES.map((name) => [name, t(`aggregate.${name}`)]), s.aggregate, (v) => { s.aggregate = v; compute(); })),
+      h("button", { class: "button small", onclick: () => { s = WORKED(); draw(); compute(); } }, t("reset")), h("button", { class: "button small", onclick: () => { s.answers[0] = { advantage: 1, ratios: [4, 0.25], reference: [null, null] }; s.level = "sequence"; draw(); compute(); } }, t("worked.sequence")), h("button", { class: "button small", onclick: () => { for (const a of s.answers) a.ratios = [1, 1]; draw(); compute(); } }, t("worked.ones"))),
       table(t("worked.title"), ["", "A", t("worked.ratio", { i: 1 }), t("worked.ratio", { i: 2 }), t("worked.reference", { i: 1 }), t("worked.reference", { i: 2 })], s.answers.map((a, i) => ({ cells: [t("worked.answer", { i: i + 1 }),
         numberInput(a.advantage, (x) => { a.advantage = x; compute(); }, { label: `A ${i + 1}` }),
         ...[0, 1].map((j) => numberInput(a.ratios[j], (x) => { a.ratios[j] = x; compute(); }, { min: 0.001, step: 0.1, label: t("worked.ratio_of", { i: i + 1, j: j + 1 }) })),
@@ -95,10 +100,10 @@ function example(node) {
   }
 
   function show(found, task) {
-    const rows = found.groups[0].responses.map((r, i) => ({ cells: [t("worked.answer", { i: i + 1 }), ...r.tokens.flatMap((token, j) => [[signed(token.surrogate), token.clipped ? h("span", { class: "flag" }, t("worked.clipped")) : null], num(token.kl), gradients(task.groups[0].responses[i].tokens[j], token)]), signed((r.tokens[0].surrogate + r.tokens[1].surrogate) / 2)] }));
+    const rows = found.groups[0].responses.map((r, i) => ({ cells: [t("worked.answer", { i: i + 1 }), ...r.tokens.flatMap((token, j) => [[signed(token.surrogate), token.clipped ? h("span", { class: "flag" }, t("worked.clipped")) : null, s.beta && token.kl ? h("span", { class: "how" }, t("worked.full", { value: signed(token.surrogate - s.beta * token.kl, 7) })) : null], num(token.kl), gradients(task.groups[0].responses[i].tokens[j], token)]), signed((r.tokens[0].surrogate + r.tokens[1].surrogate) / 2)] }));
     replace(out, table(t("worked.title"), ["", ...[1, 2].flatMap((i) => [t("worked.term", { i }), t("worked.kl", { i }), t("worked.gradient", { i })]), t("worked.mean")], rows),
       h("dl", { class: "pairs results" }, h("dt", {}, t("worked.task")), h("dd", { id: "worked-task" }, num(-task.loss, 6)), h("dt", {}, t("worked.objective")), h("dd", { id: "worked-objective" }, num(-found.loss, 6)), h("dt", {}, t("worked.loss")), h("dd", {}, num(found.loss, 6)), h("dt", {}, t("worked.clip_fraction")), h("dd", {}, num(found.metrics.clip_fraction))),
-      h("p", { class: "quiet" }, t("worked.note")));
+      h("p", { class: "quiet" }, t("worked.note")), questions(["clip", "sequence", "roles"]));
   }
 
   replace(node, h("h2", {}, t("worked.title")), h("p", { class: "quiet" }, t("worked.lede")), inputs, out);

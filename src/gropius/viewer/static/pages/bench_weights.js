@@ -2,7 +2,7 @@
 import { bench, latest } from "../api.js";
 import { h, num, percent, replace } from "../dom.js";
 import { t } from "../i18n.js";
-import { failure, field, numberInput, table } from "./controls.js";
+import { failure, field, numberInput, questions, table } from "./controls.js";
 
 const KINDS = ["response_mean", "token_mean", "prompt_mean", "response_sum", "constant_length"];
 const EXAMPLES = {
@@ -43,7 +43,7 @@ export async function weightsBench(main, query, { remember }) {
     replace(out, table(t("bench.weights.title"), ["", t("weights.total"), ...s.answers.map((_, i) => t("weights.of", { i: i + 1 }))],
       KINDS.map((kind) => ({ cells: [[t(`aggregate.${kind}`), h("span", { class: "how" }, t(`aggregate.${kind}.formula`))], num(found.kinds[kind].loss), ...found.kinds[kind].answers.map((a) => [num(a.weight), h("span", { class: "how" }, t("weights.per_token", { value: num(a.per_token[0]), sum: num(a.sum) }))])] }))),
       h("h2", {}, t("weights.shares")), h("div", { class: "shares" }, KINDS.map((kind) => h("div", { class: "share" }, h("span", {}, t(`aggregate.${kind}`)), bar(found.kinds[kind].answers)))),
-      h("p", { class: "quiet" }, t("weights.moral")));
+      h("p", { class: "quiet" }, t("weights.moral")), questions(["lengths", "removals"]));
   }
 
   function bar(answers) {

@@ -36,3 +36,8 @@ export function table(label, head, rows) {
     h("thead", {}, h("tr", {}, head.map((cell, i) => (cell === "" ? h("td", {}) : h("th", { scope: "col", class: i ? "figure" : null }, cell))))),
     h("tbody", {}, rows.map((row) => h("tr", { class: row.class }, row.cells.map((cell, i) => (i === 0 ? h("th", { scope: "row" }, cell) : h("td", { class: `figure ${cell?.tone || ""}` }, cell && cell.tone !== undefined ? cell.text : cell))))))));
 }
+
+// Questions that check understanding; each opens on its answer, with the reason.
+export function questions(keys) {
+  return h("section", { class: "questions" }, h("h2", {}, t("questions")), keys.map((key) => h("details", {}, h("summary", {}, t(`question.${key}`)), h("p", {}, t(`question.${key}.answer`)))));
+}

@@ -38,7 +38,7 @@ function prompt(group) {
 
 function arithmetic(group, id, step) {
   const replay = group.replay;
-  if (!replay || replay.reason) return replay?.reason ? h("p", { class: "quiet" }, t("replay.not", { reason: replay.reason })) : null;
+  if (!replay || replay.reason) return h("p", { class: "quiet" }, replay?.reason ? t("replay.not", { reason: replay.reason }) : t("replay.none"));
   const axis = replay.axis;
   const row = (name, formula, values, strong, sign) => h("tr", { class: strong ? "strong" : null },
     h("th", { scope: "row" }, name, h("span", { class: "how" }, formula)), values.map((value, i) => h("td", { class: `figure ${sign && value > 0 ? "plus" : sign && value < 0 ? "minus" : ""}` }, group.responses[i].status === "void" ? "–" : sign ? signed(value) : num(value))));
@@ -50,7 +50,7 @@ function arithmetic(group, id, step) {
       row(t("replay.centred"), "R − b", replay.centred, false, true),
       row(t("replay.scale"), scaleWords(axis), replay.scale),
       row(t("replay.advantage"), t("replay.recorded"), group.responses.map((r) => r.advantage), true, true)))),
-    replay.agrees ? null : h("p", { class: "warning" }, t("replay.differs")));
+    h("p", { class: "formula small quiet" }, `A = ${replay.formula}`), replay.agrees ? null : h("p", { class: "warning" }, t("replay.differs")));
 }
 
 export function scaleWords(axis) {

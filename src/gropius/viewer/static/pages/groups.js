@@ -75,9 +75,19 @@ function makeView(id, run, state) {
     paint();
   }
 
+  // A browser has a tallest element. Below it a row has its own place; beyond it the scroll bar stands for a share of
+  // the rows, and the rows near `anchor`, which is the one at the top of the window, are laid around it.
+  function geometry() {
+    const height = Math.min(total * ROW, TALLEST);
+    const window = Math.min(innerHeight, height);
+    const scrolled = Math.max(0, Math.min(height - window, -list.getBoundingClientRect().top));
+    const anchor = height > window ? (scrolled / (height - window)) * (total - window / ROW) : 0;
+    return { scrolled, anchor, share: total > window / ROW ? (height - window) / (total - window / ROW) : ROW };
+  }
+
   function paint() {
-    const top = list.getBoundingClientRect().top;
-    const first = Math.max(0, Math.floor(-top / ROW) - 6);
+    const { scrolled, anchor } = geometry();
+    const first = Math.max(0, Math.floor(anchor) - 6);
     const last = Math.min(total, first + Math.ceil(innerHeight / ROW) + 12);
     const inside = list.contains(document.activeElement);
     const rows = [];
@@ -85,20 +95,20 @@ function makeView(id, run, state) {
       const page = Math.floor(i / PAGE);
       const row = pages.get(page)?.[i % PAGE];
       if (!row) { need(page); continue; }
-      rows.push(line(row, i));
+      rows.push(line(row, i, scrolled + (i - anchor) * ROW));
     }
     replace(list, rows);
     if (inside) list.querySelector(`[data-at="${focus}"]`)?.focus({ preventScroll: true });
   }
 
-  function line(row, i) {
+  function line(row, i, y) {
     const node = h("div", { role: "listitem", class: "row", "aria-setsize": total, "aria-posinset": i + 1 },
       h("a", { class: "group-row", href: place.group(id, row.step, row.group_id), "data-at": i, onfocus: () => { focus = i; } },
         h("span", { class: "cell id" }, row.group_id), h("span", { class: "cell bars" }, strip(row.rewards, row.advantages), h("span", { class: "unseen" }, t("siblings.count", { count: row.size }))),
         h("span", { class: "cell figure mean" }, num(row.mean, 3)), h("span", { class: "cell figure std" }, row.std === null ? "–" : `± ${num(row.std, 3)}`),
         h("span", { class: "cell" }, stateMark(row.state)), h("span", { class: "cell figure long" }, t("tokens.count", { count: num(row.longest) })),
         h("span", { class: "cell flags" }, flags(row)), h("span", { class: "cell task" }, inert(row.task_key))));
-    node.style.setProperty("transform", `translateY(${i * ROW}px)`);
+    node.style.setProperty("transform", `translateY(${y}px)`);
     return node;
   }
 
@@ -113,7 +123,12 @@ function makeView(id, run, state) {
   const steps = h("select", { "aria-label": t("groups.scope"), onchange: (event) => change({ step: event.target.value }) },
     h("option", { value: "" }, t("groups.every_step")), [...run.rollout_steps].reverse().slice(0, 2000).map((step) => h("option", { value: step, selected: String(step) === state.step }, t("at_step", { step }))));
   const sort = h("select", { "aria-label": t("groups.sort"), onchange: (event) => change({ sort: event.target.value }) }, SORTS.map((name) => h("option", { value: name, selected: name === state.sort }, t(`sort.${name}`))));
-  const onscroll = () => requestAnimationFrame(paint);
+  let waiting = false;
+  const onscroll = () => {
+    if (waiting) return;
+    waiting = true;
+    requestAnimationFrame(() => { waiting = false; paint(); });
+  };
   addEventListener("scroll", onscroll, { passive: true });
   addEventListener("resize", onscroll, { passive: true });
   const node = h("div", { class: "groups" },
@@ -132,9 +147,10 @@ function makeView(id, run, state) {
       return true;
     }
     focus = Math.max(0, Math.min(total - 1, focus + move));
-    const y = list.getBoundingClientRect().top + focus * ROW;
-    if (y < 80) scrollBy(0, y - 120);
-    else if (y > innerHeight - 80) scrollBy(0, y - innerHeight + 120);
+    const { scrolled, anchor, share } = geometry();
+    const y = list.getBoundingClientRect().top + scrolled + (focus - anchor) * ROW;
+    const beyond = y < 80 ? y - 120 : y > innerHeight - 80 ? y - innerHeight + 120 : 0;
+    if (beyond) scrollBy(0, (beyond * share) / ROW);
     paint();
     list.querySelector(`[data-at="${focus}"]`)?.focus({ preventScroll: true });
     return true;

@@ -40,7 +40,7 @@ function windowOf(query) {
 function makeView(where, query) {
   const { id, step, groupId, member, base, head } = where;
   const model = { head, windows: new Map(), explained: new Map(), made: null, shade: query.get("shade") in SHADES ? query.get("shade") : "credit", at: Number(query.get("token") ?? -1) };
-  const pane = h("div", { class: "tokens", role: "listbox", tabindex: 0, "aria-label": t("tokens.title"), "aria-orientation": "horizontal", onkeydown: (event) => { if (move(event)) event.preventDefault(); } });
+  const pane = h("div", { class: "tokens", role: "listbox", tabindex: 0, "aria-label": t("tokens.title"), "aria-orientation": "horizontal", onkeydown: (event) => { if (move(event)) event.preventDefault(); }, onmouseleave: () => { if (model.at >= 0) describe(model.at); } });
   const aside = h("aside", { class: "token-facts", "aria-label": t("token.facts"), "aria-live": "polite" });
   const legend = h("p", { class: "legend" });
   const adds = h("p", { class: "adds" });
@@ -220,6 +220,7 @@ function tokenFacts(where, found, made, i, local) {
     pair("token.ratio", num(made.ratio[at]), made.clipped[at] ? t("token.flat") : null);
     pair("token.surrogate", signed(made.surrogate[at]));
     if (where.head.kl_in_loss) pair("token.kl", num(made.kl[at]), `× ${num(where.head.coefficient)}`);
+    if (where.head.entropy_bonus && made.entropy) pair("token.bonus", num(made.entropy[at]), `× ${num(where.head.entropy_bonus)}`);
     pair("token.contribution", signed(made.contribution[at]), equation(where.head, column("weight"), made, local));
     pair("token.gradient", signed(made.gradient[at]));
   } else pair("token.contribution", column("contribution") === undefined ? undefined : signed(column("contribution")));
@@ -229,12 +230,14 @@ function tokenFacts(where, found, made, i, local) {
 function equation(head, weight, made, at) {
   const factor = made.correction[at] === 1 ? "" : `${num(made.correction[at])} · `;
   const kl = head.kl_in_loss ? ` + ${num(head.coefficient)} · ${num(made.kl[at])}` : "";
-  return `${num(weight)} · (−${factor}${made.surrogate[at] < 0 ? `(${signed(made.surrogate[at])})` : num(made.surrogate[at])}${kl})`;
+  const bonus = head.entropy_bonus && made.entropy ? ` − ${num(head.entropy_bonus)} · ${num(made.entropy[at])}` : "";
+  const imitation = made.imitation?.[at] ? ` − ${num(made.imitation[at])} · log π` : "";
+  return `${num(weight)} · (−${factor}${made.surrogate[at] < 0 ? `(${signed(made.surrogate[at])})` : num(made.surrogate[at])}${kl}${bonus})${imitation}`;
 }
 
 function sums(head, made) {
   const out = [];
-  if (made.missing) out.push(t("adds.missing", { what: made.missing }));
+  if (made.missing) out.push(head.skipped ? t("adds.response", { sum: "0" }) : t("adds.missing", { what: made.missing }));
   else {
     out.push(t("adds.response", { sum: signed(made.sum) }));
     if (made.gap !== null) out.push(made.gap <= 1e-6 ? t("adds.same") : t("adds.gap", { gap: num(made.gap) }));

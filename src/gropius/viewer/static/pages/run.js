@@ -3,7 +3,7 @@ import { get, place } from "../api.js";
 import { figure, update } from "../charts.js";
 import { announce, h, inert, num, percent, replace } from "../dom.js";
 import { has, t } from "../i18n.js";
-import { problem, problems, trail } from "../shell.js";
+import { notes, problem, problems, trail } from "../shell.js";
 
 // Each panel: a title and its charts; a chart: [name of the title, [[metric, colour, dash?]…], options].
 export const PANELS = [
@@ -45,13 +45,16 @@ export async function runPage(main, [id]) {
   let marks = marksOf(run.findings);
   const body = h("div", { class: "panels" });
   const state = { run, curves };
-  const sayStatus = () => replace(status,
-    state.run.live ? h("span", { class: "live" }, t("run.live")) : h("span", { class: "quiet" }, t("run.finished")),
-    h("span", {}, t("run.steps", { done: num(state.run.steps), of: num(state.run.asked_steps) })),
+  const said = h("div", {});
+  const sayStatus = () => {
+    replace(said, problems(state.run.problems), notes(state.run));
+    replace(status, condition(state.run),
+    h("span", {}, state.run.asked_steps ? t("run.steps", { done: num(state.run.steps), of: num(state.run.asked_steps) }) : t("run.steps_done", { done: num(state.run.steps) })),
     state.run.rollout_steps.length ? h("a", { href: place.groups(id, { step: state.run.rollout_steps.at(-1) }) }, t("run.groups")) : h("span", { class: "quiet" }, t("run.no_rollouts")));
+  };
   sayStatus();
   drawPanels(body, figures, state.curves.series, marks, id);
-  replace(main, h("div", { class: "headline" }, h("h1", {}, run.name), status), problems(run.problems),
+  replace(main, h("div", { class: "headline" }, h("h1", {}, run.name), status), said,
     findings(run, id, (list) => { marks = marksOf(list); drawPanels(body, figures, state.curves.series, marks, id); }), objective(run), body, recipe(run));
   const timer = setInterval(async () => {
     if (document.hidden) return;
@@ -64,6 +67,13 @@ export async function runPage(main, [id]) {
     if (moved) announce(t("run.updated", { step: state.run.steps }));
   }, 2000);
   return { leave: () => clearInterval(timer) };
+}
+
+// Being written, another trainer's, ended where it was to end, or before.
+function condition(run) {
+  if (run.live) return h("span", { class: "live" }, t("run.live"));
+  if (run.imported) return h("span", { class: "quiet" }, t("run.imported", { from: run.imported }));
+  return h("span", { class: "quiet" }, t(run.asked_steps && run.steps < run.asked_steps ? "run.stopped" : "run.finished"));
 }
 
 // Roots only: a mark for everything that follows from one would hide it.
@@ -155,7 +165,7 @@ function evidence(finding, id) {
 }
 
 export function objective(run) {
-  if (!run.formula) return null;
+  if (!run.formula) return h("section", { class: "objective", "aria-label": t("objective") }, h("h2", {}, t("objective")), h("p", { class: "quiet" }, t("objective.none")));
   const [first, ...rest] = run.formula.split("\n");
   return h("section", { class: "objective", "aria-label": t("objective") },
     h("h2", {}, t("objective"), run.preset ? h("span", { class: "quiet" }, ` ${run.preset}`) : null),

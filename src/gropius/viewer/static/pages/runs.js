@@ -20,7 +20,7 @@ export async function runsPage(main) {
   const rows = runs.map((run) => h("tr", {},
     h("td", {}, h("input", { type: "checkbox", "aria-label": t("runs.choose", { name: run.name }), onchange: (event) => { event.target.checked ? chosen.add(run.id) : chosen.delete(run.id); update(); } })),
     h("th", { scope: "row" }, h("a", { href: place.run(run.id) }, run.name), run.live ? h("span", { class: "live" }, t("run.live")) : null, problems(run.problems)),
-    h("td", {}, run.preset || "–"),
+    h("td", {}, run.preset || (run.imported ? t("run.log_of", { from: run.imported }) : "–")),
     h("td", { class: "figure" }, run.asked_steps ? `${num(run.steps)} / ${num(run.asked_steps)}` : num(run.steps)),
     h("td", { class: "figure" }, num(run.reward)),
     h("td", { class: "figure" }, percent(run.held_out))));
