@@ -36,6 +36,23 @@ def test_a_weight_that_depends_on_the_micro_batch_is_caught(monkeypatch: pytest.
     assert [row.name for row in rows if not row.held] == ["micro-batches of one sequence"]
 
 
+@pytest.mark.parametrize("fault", ["rounding", "layout"])
+def test_a_row_out_of_bound_is_judged_in_float64(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    honest = invariance.gradient
+
+    def off(forward, objective, settings, rows):  # type: ignore[no-untyped-def]
+        found = honest(forward, objective, settings, rows)
+        double = next(forward.model.parameters()).dtype == torch.float64
+        return found * (1 + 3e-5) if not forward.packed and not (double and fault == "rounding") else found
+
+    monkeypatch.setattr(invariance, "gradient", off)
+    rows = invariances(Forward.of(build("llama", torch.float32)), OBJECTIVE, SETTINGS, Batch(batch()))
+    (padded,) = (row for row in rows if row.name.startswith("padded rows"))
+    assert padded.name == "padded rows, in float64 (3.0e-05 before)" and padded.bound == 1e-6
+    assert padded.held == (fault == "rounding")
+    assert all(row.held for row in rows if row is not padded)
+
+
 def test_a_batch_without_a_live_row_differs_by_nothing() -> None:
     import dataclasses
 
