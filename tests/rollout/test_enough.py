@@ -4,12 +4,14 @@ import asyncio
 import itertools
 import json
 import random
+from collections import Counter
 
 import numpy as np
 import pytest
 from tests.rollout.scripted import EOS, TASKS, TOKENIZER, Echo, Judge, N, V, Y, plan, player
 
 from gropius.errors import RunFolderError
+from gropius.rollout.enough import play_until_enough
 from gropius.rollout.select import SelectionRule, collect_selected, state_of
 from gropius.rollout.waiting import as_json, from_json
 from gropius.types import Bound, EnvironmentStep, Request, Sampling, Task
@@ -226,3 +228,35 @@ def test_a_bound_ends_a_response_as_cancelled_and_leaves_what_was_drawn():
 
     completion = asyncio.run(course())
     assert completion.finish_reason == "cancelled" and len(completion.token_ids) == 7
+
+
+def longest(group):
+    return max(len(episode.response_ids) for episode in group.episodes)
+
+
+def test_what_is_cut_has_drawn_exactly_as_many_tokens_as_the_last_group_that_was_needed():
+    whole = {group.task.key: group for group in select(SelectionRule(), prompts=8).groups}
+    rule = SelectionRule(oversample=2.0, cut="resume")
+    chosen = select(rule, prompts=4)
+    assert len(chosen.groups) == len(chosen.waiting) == 4
+    at = max(map(longest, chosen.groups))
+    for begun in chosen.waiting:
+        drawn = [sum(map(len, member)) for member in begun.said]
+        full = [len(episode.response_ids) for episode in whole[begun.task.key].episodes]
+        assert drawn == [min(at, length) for length in full] and max(full) >= at
+    later = select(rule, prompts=4, waiting=chosen.waiting, order=itertools.count(8), step=13)
+    assert len(later.groups) == len(later.waiting) == 4  # what waited takes seats as fresh tasks do
+
+
+def test_of_groups_that_do_not_count_those_are_complete_that_ended_by_then_and_no_seat_is_lost():
+    tasks, the_plan = MANY[:12], plan(sampling=LONG)
+    spent = {group.task.key: longest(group) for group in select(SelectionRule(), prompts=12).groups}
+    at = next(n for n, count in Counter(sorted(spent.values())).items() if count > 1 and n > min(spent.values()))
+    last, tied, *_ = (key for key, n in spent.items() if n == at)
+    counting = {last, *(key for key, n in spent.items() if n < at)} - {min(spent, key=spent.get)}
+    seating = (tasks, the_plan, player(rambling, scorer=Right()), ())
+    found, cut = asyncio.run(play_until_enough(seating, len(counting), lambda group: group.task.key in counting))
+    complete = {group.task.key for group in found}
+    assert complete == {key for key, n in spent.items() if n < at or key in counting or n == at}
+    assert tied in complete and complete | {begun.task.key for begun in cut} == set(spent)
+    assert not complete & {begun.task.key for begun in cut}

@@ -243,3 +243,9 @@ def test_a_past_serves_only_a_prompt_that_goes_on_from_it():
     assert pasts.take((9,), tuple(range(12))) is None
     pasts.put((2,), past(1))
     assert pasts.positions == 1
+    pasts.put((2,), past(*range(10)))  # the whole budget, and not a position more
+    assert pasts.positions == 10 and pasts.bytes == 2 * 10 * 2 * 4
+    assert pasts.take((2,), tuple(range(11))) is not None
+    for stream in range(2):
+        pasts.put((stream,), past(*range(5)))
+    assert len(pasts) == 2 and pasts.positions == 10
