@@ -272,3 +272,21 @@ def test_of_several_templates_a_variable_of_any_is_known():
     ChatFormat(tokenizer, template_options={"loud": True}, tools=[SCHEMA])
     with pytest.raises(ModelError, match="would do nothing"):
         ChatFormat(tokenizer, template_options={"quiet": True})
+
+
+def test_of_all_that_the_model_wrote_in_earlier_turns_nothing_is_read_when_the_conversation_goes_on():
+    fmt = chat()
+    odd = [user("q"), assistant("<eos><user>b  "), user("r"), assistant("c<eos>")]
+    plain = [user("q"), assistant("a"), user("r"), assistant("b")]
+    assert fmt.environment_ids(odd, [user("n")]) == fmt.environment_ids(plain, [user("n")])
+    seen = "{% for m in messages %}{{ '<' + m['role'] + '>' + m['content'] + eos_token }}{{ loop.last }}{% endfor %}"
+    with pytest.raises(ModelError, match="'False<assistant>' where the model had read 'True'"):
+        chat(seen).environment_ids([user("q"), assistant("a")], [user("n")])
+
+
+def test_a_model_without_a_template_is_given_plain_text():
+    loaded = load_model("tiny", tiny=TinyShape(hidden=32, layers=1, mlp=32))
+    del loaded.tokenizer.init_kwargs["prompt_style"]
+    assert ChatFormat.for_model(loaded).style == "chat"
+    loaded.tokenizer.chat_template = None
+    assert ChatFormat.for_model(loaded).style == "plain"

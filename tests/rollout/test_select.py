@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from dataclasses import replace
 
 import pytest
 from tests.rollout.scripted import EOS, TOKENIZER, N, V, Y, plan, player
@@ -16,7 +17,7 @@ from gropius.rollout.select import (
     pass_rate_histogram,
     state_of,
 )
-from gropius.types import Task
+from gropius.types import Task, Verdict, scored
 
 
 def select(rate, rule, prompts=8, tasks=None, **changes):
@@ -45,6 +46,8 @@ def test_keep_and_drop_take_one_round_and_leave_dead_groups_to_the_weights():
         assert len(chosen.groups) == 8 and not chosen.dropped and chosen.shortfall is None
         assert chosen.budget.states == {"all_failed": 8} and chosen.budget.attempts == 1
         assert chosen.budget.responses_per_informative == float("inf")
+        metrics = chosen.budget.metrics()
+        assert metrics["responses_per_informative"] is None and metrics["refill_rounds"] == 0
 
 
 def test_refill_draws_fresh_tasks_until_the_batch_carries_signal():
@@ -73,6 +76,7 @@ def test_refill_gives_up_at_its_bound_and_says_why_and_what_it_would_take():
     assert shortfall.pass_rates["0"] == 16 and shortfall.over_sampling == float("inf")
     assert "0 of 4 groups carry signal after 4 rounds" in str(shortfall) and "0: 16" in str(shortfall)
     some = select(even_is_hard, SelectionRule("refill", refill_attempts=0), prompts=40)
+    assert "no number of groups" in str(shortfall) and "groups drawn for each one" in str(some.shortfall)
     assert 2 < some.shortfall.over_sampling < 6  # half the tasks at p = 0.5, G = 3: 1 / (0.5 · 0.75) = 2.7
 
 
@@ -125,6 +129,36 @@ def test_the_histogram_counts_groups_by_pass_rate():
     groups = [*select(0.0, SelectionRule(), 2).groups, *select(1.0, SelectionRule(), 3).groups]
     histogram = pass_rate_histogram(groups)
     assert histogram["0"] == 2 and histogram["100 %"] == 3 and sum(histogram.values()) == 5
+
+
+def solved(count):
+    """A group of eight of which so many succeeded."""
+    (group,) = select(1.0, SelectionRule(), prompts=1, group_size=8).groups
+    verdicts = [Verdict(scored(float(i < count)), {}, float(i < count)) for i in range(8)]
+    return replace(group, episodes=tuple(map(lambda e, v: replace(e, verdict=v), group.episodes, verdicts)))
+
+
+def test_a_pass_rate_falls_into_the_bin_whose_lower_edge_it_has_reached():
+    counts = pass_rate_histogram([solved(count) for count in range(9)])
+    assert list(counts.values()) == [1, 1, 2, 2, 2, 1]  # 0 | 1/8 | 2, 3 | 4, 5 | 6, 7 | 8
+    assert pass_rate_histogram([solved(2)])["25-50 %"] == pass_rate_histogram([solved(6)])["75-100 %"] == 1
+
+
+def test_a_dead_group_counts_unless_it_is_replaced_or_others_were_begun_for_it():
+    dead, live = solved(0), solved(3)
+    for rule, counts in (
+        (SelectionRule("keep", oversample=2.0), True), (SelectionRule("grow", oversample=2.0), True),
+        (SelectionRule("drop"), True), (SelectionRule("drop", oversample=2.0), False),
+        (SelectionRule("refill"), False),
+    ):  # fmt: skip
+        assert rule.counts(dead) == counts and rule.counts(live)
+
+
+def test_dropped_groups_fill_what_is_missing_and_no_more():
+    chosen = select(even_is_hard, SelectionRule("drop", oversample=1.5), prompts=8)
+    live = [group for group in chosen.groups if state_of(group) == "informative"]
+    assert len(chosen.groups) == 8 and 0 < len(live) < 8 and chosen.dropped
+    assert not any(state_of(group) == "informative" for group in chosen.dropped)
 
 
 @pytest.mark.parametrize(("p", "size", "chance"), [(0.5, 2, 0.5), (0.1, 8, 1 - 0.1**8 - 0.9**8), (1.0, 4, 0.0)])
