@@ -112,6 +112,27 @@ def test_no_episode_passes_its_token_budget_whatever_the_budget(budget):
     assert episode.turns[-1].role == "model" and len(episode.turns[-1].token_ids) > 0
 
 
+@pytest.mark.parametrize("bound", ["budget", "context"])
+def test_an_episode_goes_on_as_long_as_a_token_fits_behind_the_environments_words(bound):
+    def episode(most=0, **settings):
+        alone = plan(group_size=1, max_turns=9, max_episode_tokens=most)
+        return run(TASKS[:1], alone, player(coin(0.0), lambda task: Echo(task, turns=9), **settings))[0].episodes[0]
+
+    free = episode()
+    sizes = [len(turn.token_ids) for turn in free.turns]
+    before = len(free.prompt_ids)
+    for most in range(1, sum(sizes) + 3):
+        expected = 0
+        for place, size in enumerate(sizes):
+            if place % 2 and size >= most - expected:
+                break
+            expected += min(size, most - expected) if bound == "budget" else size
+            if bound == "budget" and expected == most:
+                break
+        found = episode(most) if bound == "budget" else episode(context_length=before + most)
+        assert len(found.response_ids) == expected, most
+
+
 def test_an_environment_that_raises_voids_its_own_episode_only():
     made = []
 
