@@ -94,7 +94,7 @@ def invariances(forward: Forward, objective: Objective, settings: LearnerSetting
     permuted; dead sequences run; activations recomputed; 2 and 4 simulated ranks whose gradients are summed.
 
     A variant out of its bound is read again with the weights in float64, where rounding of matrix products is no cause:
-    that row, named so, is the verdict. (A gradient that nearly cancels is small beside the terms that it is summed from.)
+    that row, named so, is the verdict. (A gradient that nearly cancels is small beside the terms it is summed from.)
     """
     bound = BOUNDS[forward.compute_dtype if forward.compute_dtype != "float32" else str(_dtype(forward)).split(".")[-1]]
     base, variants = _readings(forward, objective, settings, batch)
