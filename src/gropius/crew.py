@@ -75,11 +75,13 @@ def leading(resolved: Resolved, show: Callable[[Exception], None]) -> Iterator[T
 
     show: an error, to a person.
     """
-    where = seat()
-    if where is None or resolved.cluster.trainer_ranks == 1:
+    if seat() is None:
         yield Team()
         return
     with launching.ends_with_word(show):
+        if resolved.cluster.trainer_ranks == 1:
+            yield Team()
+            return
         team = Team(_world(resolved), resolved.cluster.shard)
         try:
             yield team
@@ -105,7 +107,8 @@ def _send_home(team: Team) -> None:
 def _world(resolved: Resolved) -> World:
     where = seat()
     assert where is not None
-    return World(where, device_of(resolved.model.device, where), resolved.cluster.deadline_s)
+    cluster = resolved.cluster
+    return World(where, device_of(resolved.model.device, where), cluster.deadline_s, cluster.bind)
 
 
 class Follower:

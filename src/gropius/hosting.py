@@ -38,7 +38,7 @@ class EngineHost:
 def main() -> None:
     """The program of an engine process: `python -m gropius.hosting REPORT`, told what to do on its standard input.
 
-    REPORT: a file descriptor that is told the port, once, and closed.
+    REPORT: a file descriptor, or a file, that is told the port, once, and closed.
     """
     told: dict[str, Any] = json.loads(sys.stdin.readline())
     threading.Thread(target=_leave_with_parent, daemon=True).start()
@@ -47,7 +47,7 @@ def main() -> None:
     except GropiusError as error:
         print(error, flush=True)
         os._exit(error.exit_code)
-    with os.fdopen(int(sys.argv[1]), "w") as report:
+    with open(int(sys.argv[1]) if sys.argv[1].isdecimal() else sys.argv[1], "w", encoding="utf-8") as report:
         json.dump({"port": host.server.port, "describes": host.describe()}, report)
     threading.Event().wait()
 

@@ -70,3 +70,19 @@ def test_the_kubernetes_job_starts_as_many_ranks_as_its_recipe_asks_for() -> Non
     host = option(words, "rdzv-endpoint").partition(":")[0]
     assert host == f"{job['metadata']['name']}-0.{job['spec']['template']['spec']['subdomain']}"
     assert resolved.checkpoint.every > 0 and resolved.out == "/runs"
+
+
+def test_the_ray_job_has_a_gpu_for_each_rank_and_engine() -> None:
+    yaml = pytest.importorskip("yaml")
+    secret, job = yaml.safe_load_all((FOLDER / "kuberay.yaml").read_text())
+    assert (secret["kind"], job["kind"], job["apiVersion"]) == ("Secret", "RayJob", "ray.io/v1")
+    words = shlex.split(job["spec"]["entrypoint"])
+    resolved = recipe_of(words, words[words.index("train") + 1])
+    (group,) = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    (container,) = group["template"]["spec"]["containers"]
+    gpus = int(group["rayStartParams"]["num-gpus"])
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == gpus
+    assert resolved.cluster.trainer_ranks + resolved.cluster.engines == group["replicas"] * gpus
+    given = {one["name"] for one in container["env"]}
+    assert {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "GROPIUS_SECRET"} <= given
+    assert option(words, "cluster") == "auto" and resolved.checkpoint.every > 0 and resolved.out == "/runs"

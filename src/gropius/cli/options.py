@@ -22,3 +22,11 @@ TrustCode = Annotated[
     bool,
     typer.Option("--trust-code", help="Let module:function names in the recipe be imported and run with your rights."),
 ]
+Cluster = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        metavar="RAY",
+        help="Run on a Ray: ray://HOST:PORT, HOST:PORT of its GCS, auto (the one here), or local (one for this run).",
+    ),
+]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from gropius.cli.console import Console, print_outcome
 from gropius.cli.output import show_error
+from gropius.errors import UsageError
 
 if TYPE_CHECKING:
     from gropius.recipe import Resolved
@@ -17,11 +18,23 @@ if TYPE_CHECKING:
 Work = Callable[[Console, "Team"], Path]
 
 
-def over_ranks(resolved: Resolved, words: Sequence[str], work: Work, *, trusted: bool) -> None:
+def over_ranks(
+    resolved: Resolved, words: Sequence[str], work: Work, *, trusted: bool, cluster: str | None = None
+) -> None:
     """Do a run's work: here, when the recipe asks for one process; else start them, lead them, or follow.
 
-    words: the verb with its arguments, for the ranks. Exits with rank 0's code where the ranks were started here.
+    words: the verb with its arguments, for the ranks. cluster: the Ray that they run on. Exits with rank 0's code where
+    the ranks were started here.
     """
+    if cluster is not None and not is_rank():
+        from gropius.cli.cluster import over_cluster
+
+        sys.exit(over_cluster(resolved, words, cluster))
+    if resolved.cluster.reward_hosts and not is_rank():
+        raise UsageError(
+            f"cluster.reward_hosts = {resolved.cluster.reward_hosts} are placed by Ray; write --cluster local (or the "
+            "address of a Ray), or --set cluster.reward_hosts=0"
+        )
     if resolved.cluster.trainer_ranks > 1 or is_rank():
         from gropius import crew
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gropius.cli.console import Console
-from gropius.cli.options import Settings, TrustCode
+from gropius.cli.options import Cluster, Settings, TrustCode
 from gropius.cli.ranks import over_ranks
 from gropius.cli.target import of_run, setting_words
 
@@ -22,6 +22,7 @@ def command(
         int | None, typer.Option("--step", metavar="N", help="Which checkpoint; the newest whole one.")
     ] = None,
     settings: Settings = [],  # noqa: B006
+    cluster: Cluster = None,
     trust_code: TrustCode = False,
 ) -> None:
     """Continue a run from its last complete checkpoint, or from its beginning where it has none yet.
@@ -42,4 +43,5 @@ def command(
         return build.resume(run, step, console, settings, team)
 
     words = ["resume", str(run), *([] if step is None else ["--step", str(step)]), *setting_words(settings)]
-    over_ranks(resolved, [*words, *(["--trust-code"] if trust_code else [])], work, trusted=trust_code)
+    words += ["--trust-code"] if trust_code else []
+    over_ranks(resolved, words, work, trusted=trust_code, cluster=cluster)

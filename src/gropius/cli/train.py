@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gropius.cli.console import Console
-from gropius.cli.options import Name, Out, Overwrite, Recipe, Settings, TrustCode
+from gropius.cli.options import Cluster, Name, Out, Overwrite, Recipe, Settings, TrustCode
 from gropius.cli.ranks import over_ranks
 from gropius.cli.target import for_run, setting_words
 from gropius.distributed.seat import seat
@@ -28,6 +28,7 @@ def command(
     fork: Annotated[
         str | None, typer.Option("--fork", metavar="RUN[@N]", help="Start from the whole state of a run, after step N.")
     ] = None,
+    cluster: Cluster = None,
     trust_code: TrustCode = False,
 ) -> None:
     """Train by group-relative policy optimisation, measure before and after, and record everything in a run folder."""
@@ -58,7 +59,7 @@ def command(
 
     words = ["train", recipe, *setting_words(settings, name=resolved.name, out=resolved.out)]
     words += [*(["--fork", fork] if fork else []), *(["--trust-code"] if trust_code else [])]
-    over_ranks(resolved, words, work, trusted=trust_code)
+    over_ranks(resolved, words, work, trusted=trust_code, cluster=cluster)
 
 
 def run_and_step(text: str) -> tuple[Path, int | None]:

@@ -6,7 +6,12 @@ Numbers of the model travel by the device's own means (nccl between GPUs, gloo b
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import fcntl
+import os
+import socket
+import struct
 from collections.abc import Sequence
 
 import torch
@@ -17,22 +22,31 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from gropius.distributed.seat import Seat
 from gropius.errors import RecipeError, RunHalted
 
+SIOCGIFADDR = 0x8915
 WAIT_S = 20.0  # one look for the next call; a rank that is gone is noticed by whoever started it
 
 
 class World:
     """The process group. Every method but `lead` and `next_call` is called by all ranks together.
 
-    deadline_s: for one exchange; whoever is missing by then is named. device: of this rank's part of the model.
+    deadline_s: for one exchange; whoever is missing by then is named. device: of this rank's part of the model. bind:
+    the address of this machine that everything listens on.
     """
 
-    def __init__(self, where: Seat, device: torch.device, deadline_s: float) -> None:
+    def __init__(self, where: Seat, device: torch.device, deadline_s: float, bind: str = "127.0.0.1") -> None:
         self.rank, self.size, self.device, self.deadline_s = where.rank, where.size, device, deadline_s
         patience = datetime.timedelta(seconds=deadline_s)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        dist.init_process_group(backend, timeout=patience)
+        for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            if name := interface_of(bind):
+                os.environ.setdefault(variable, name)
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun's agent holds the store
+            dist.init_process_group(backend, timeout=patience)
+        else:
+            store = _store(where, patience)
+            dist.init_process_group(backend, store=store, rank=where.rank, world_size=where.size, timeout=patience)
         self.mesh: DeviceMesh = init_device_mesh(device.type, (self.size,))
         self._control = dist.new_group(backend="gloo", timeout=patience)
         self._store = dist.distributed_c10d._get_default_store()
@@ -106,6 +120,28 @@ class World:
     def close(self) -> None:
         """Leave. Never waits for anyone."""
         dist.destroy_process_group()
+
+
+def _store(where: Seat, patience: datetime.timedelta) -> dist.TCPStore:
+    """The store that the ranks meet at. Rank 0 holds it, on MASTER_ADDR alone: left to itself it listens everywhere."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if where.rank:
+        return dist.TCPStore(address, port, where.size, False, patience)
+    listening = socket.create_server((address, port))
+    return dist.TCPStore(
+        address, port, where.size, True, patience, wait_for_workers=False, master_listen_fd=listening.detach()
+    )
+
+
+def interface_of(address: str) -> str:
+    """The network interface that has an IPv4 address; "" where none is found (Linux only)."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                found = fcntl.ioctl(asking.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                if socket.inet_ntoa(found[20:24]) == address:
+                    return name
+    return ""
 
 
 def device_of(wanted: str, where: Seat) -> torch.device:

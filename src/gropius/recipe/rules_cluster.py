@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gropius.naming import names_a_function
 from gropius.recipe.draft import Contradiction, Draft, Effect
 
 CONTRADICTIONS: tuple[Contradiction, ...] = (
@@ -29,6 +30,11 @@ def _several(draft: Draft) -> bool:
 
 
 EFFECTS: tuple[Effect, ...] = (
+    Effect(
+        "cluster.reward_hosts",
+        lambda d: any(names_a_function(part.name) for part in d.recipe.reward),
+        'a [[reward]] of your own ("module:function"), which is what a pool runs',
+    ),
     Effect("cluster.shard", lambda d: d.recipe.cluster.trainer_ranks > 1, "cluster.trainer_ranks above 1"),
     Effect("cluster.engine_devices", lambda d: d.recipe.cluster.engines > 0, "cluster.engines above 0"),
     *(

@@ -27,3 +27,5 @@ class ClusterTable(Table):
     )
     deadline_s: Positive = Field(600.0, description="seconds for one exchange between ranks, or for an engine to start")
     bind: Text = Field("127.0.0.1", description="address that ranks and engines of a machine listen on")
+    reward_hosts: CountOrZero = Field(0, description="processes elsewhere that hold the reward pool (--cluster)")
+    lost_after_s: Positive = Field(30.0, description="a part that does not answer for so long is lost (--cluster)")

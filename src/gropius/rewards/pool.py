@@ -17,8 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from gropius.distributed.keeper import book
 from gropius.errors import RewardError
 from gropius.rewards.base import NOTHING_APPLIES, Memory
+from gropius.rewards.host import RemoteWorker
 from gropius.rewards.worker import Worker, WorkerLost
 from gropius.types import Episode, Outcome, Place, Status, Verdict, void
 
@@ -69,7 +71,9 @@ class PooledScorer:
     recycle_calls: int = 10_000
     memory_bytes: int = 4 << 30
     counts: PoolCounts = field(default_factory=PoolCounts, init=False)
-    _idle: queue.SimpleQueue[Worker | None] = field(default_factory=queue.SimpleQueue, init=False, repr=False)
+    _idle: queue.SimpleQueue[Worker | RemoteWorker | None] = field(
+        default_factory=queue.SimpleQueue, init=False, repr=False
+    )
     _threads: ThreadPoolExecutor = field(init=False, repr=False)
     _in_a_row: int = field(default=0, init=False, repr=False)
     _worked: bool = field(default=False, init=False, repr=False)
@@ -144,11 +148,12 @@ class PooledScorer:
         finally:
             self._idle.put(worker)
 
-    def _start(self) -> Worker:
+    def _start(self) -> Worker | RemoteWorker:
         self.counts.started += 1
-        return Worker.start(
-            {"parts": [dict(part) for part in self.parts], "base_dir": str(self.base_dir), "floor": self.floor}
-        )
+        settings = {"parts": [dict(part) for part in self.parts], "base_dir": str(self.base_dir), "floor": self.floor}
+        if book()["hosts"]:
+            return RemoteWorker.start(settings, self.counts.started)
+        return Worker.start(settings)
 
     def _count(self, lost: Sequence[bool], verdicts: Sequence[Verdict]) -> None:
         for failed in lost:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
+from gropius.distributed.keeper import BOOK, book
 from gropius.distributed.launch import new_secret
+from gropius.distributed.launch import secret as agreed
+from gropius.errors import EngineError
 from gropius.models.load import LoadedModel
 from gropius.recipe.resolve import Resolved
 from gropius.rollout.apart import Apart, Engines, Start
 from gropius.rollout.engine_process import EngineProcess, Told
+from gropius.rollout.remote import Address
+
+LOOK_S, SAME_S = 0.1, 20.0  # a connection that broke while its engine lived is made again after SAME_S
 
 
 def open_engines(
@@ -22,14 +29,51 @@ def open_engines(
 
     Errors: EngineError, with its last words, when one does not come up.
     """
-    cluster, secret = resolved.cluster, new_secret()
+    cluster = resolved.cluster
+    elsewhere = BOOK in os.environ  # the controller of a cluster starts them
+    secret = agreed() if elsewhere else new_secret()
     told = Told(resolved.as_dict(), secret, cluster.bind, "", threads_of(resolved), cluster.deadline_s)
     apart = Apart(cluster.engines, secret, cluster.restarts, resolved.train.mismatch_bound, resolved.model.dtype)
 
     def process(number: int) -> EngineProcess:
         return EngineProcess(number, replace(told, device=device_of(resolved, number, torch.cuda.device_count())))
 
-    return Engines(loaded, start or process, apart, note)
+    return Engines(loaded, start or (Posted(cluster.deadline_s) if elsewhere else process), apart, note)
+
+
+class Posted:
+    """Engines that the controller of a cluster starts, found in its book. deadline_s: for one to be there."""
+
+    def __init__(self, deadline_s: float) -> None:
+        self._deadline_s, self._seen = deadline_s, dict[int, int]()
+
+    def __call__(self, number: int) -> Elsewhere:
+        """The n-th engine, when it listens; one that was lost is another after it was started again."""
+        began = time.monotonic()
+        while time.monotonic() - began < self._deadline_s:
+            found = book()["engines"].get(str(number))
+            if found is not None:
+                address, port, name, describes, started = found
+                if started > self._seen.get(number, 0) or time.monotonic() - began > SAME_S:
+                    self._seen[number] = started
+                    return Elsewhere(Address(address, port, name), describes)
+            time.sleep(LOOK_S)
+        raise EngineError(f"engine {number} is not there after {self._deadline_s:g} s (cluster.deadline_s)")
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """An engine that others start and end."""
+
+    address: Address
+    describes: str
+
+    def ended(self) -> str:
+        """The controller says it."""
+        return ""
+
+    def end(self) -> None:
+        """Nothing: it serves the next that asks."""
 
 
 def device_of(resolved: Resolved, number: int, gpus: int) -> str:
