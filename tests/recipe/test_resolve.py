@@ -159,6 +159,7 @@ class TestUselessKeys:
         (("cluster.restarts=1",), "cluster.restarts"),
         (("cluster.deadline_s=60.0",), "cluster.deadline_s"),
         (("cluster.bind=10.0.0.1",), "cluster.bind"),
+        (("cluster.reward_hosts=1",), "cluster.reward_hosts"),
         (("rollout.vllm.hang_s=5.0",), "rollout.vllm.hang_s"),
         (("rollout.engine=vllm", "rollout.token_budget=4096"), "rollout.token_budget"),
         (("rollout.engine=vllm", "rollout.vllm.address=/run/s"), "rollout.vllm.address"),

@@ -36,8 +36,8 @@ class RayKeeper(Keeper):
         """As Ray knows this machine."""
         import ray
 
-        found: str = ray.util.get_node_ip_address()
-        return found
+        of_ray: Any = ray.util
+        return str(of_ray.get_node_ip_address())
 
 
 class RayPost:
@@ -57,7 +57,8 @@ class RayCluster:
     def __init__(self, lease_s: float) -> None:
         import ray
 
-        self._ray, self._lease_s = ray, lease_s
+        self._lease_s = lease_s
+        self._ray: Any = ray
 
     def place(self, needs: Sequence[Need], spread: bool) -> list[Post]:
         """See `Cluster.place`."""

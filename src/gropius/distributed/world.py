@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from gropius.distributed.seat import Seat
@@ -122,13 +123,13 @@ class World:
         dist.destroy_process_group()
 
 
-def _store(where: Seat, patience: datetime.timedelta) -> dist.TCPStore:
+def _store(where: Seat, patience: datetime.timedelta) -> TCPStore:
     """The store that the ranks meet at. Rank 0 holds it, on MASTER_ADDR alone: left to itself it listens everywhere."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if where.rank:
-        return dist.TCPStore(address, port, where.size, False, patience)
+        return TCPStore(address, port, where.size, False, patience)
     listening = socket.create_server((address, port))
-    return dist.TCPStore(
+    return TCPStore(
         address, port, where.size, True, patience, wait_for_workers=False, master_listen_fd=listening.detach()
     )
 

@@ -61,7 +61,7 @@ class Posted:
         raise EngineError(f"engine {number} is not there after {self._deadline_s:g} s (cluster.deadline_s)")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Elsewhere:
     """An engine that others start and end."""
 
