@@ -86,7 +86,7 @@ def test_a_machine_that_is_gone_ends_the_run_in_time_with_its_name_and_it_is_res
     said, gone_at = "", 0.0
     for line in first.stderr:
         said += line
-        if re.match(r"step 3/", line) and not gone_at:
+        if re.match(r"step +3/", line) and not gone_at:
             gone_at = time.monotonic()
             pull(how)
     assert first.wait() != 0 and gone_at, said

@@ -80,7 +80,7 @@ class Ran:
         self.pids: set[int] = set()
         for line in self.process.stderr:
             self.said += line
-            if (found := re.match(r"step (\d+)/", line)) and act is not None:
+            if (found := re.match(r"step +(\d+)/", line)) and act is not None:
                 self.pids |= set(self.below())
                 act(self, int(found[1]))
         self.code = self.process.wait()
