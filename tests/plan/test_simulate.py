@@ -185,6 +185,13 @@ def test_a_row_that_crosses_a_swap_has_tokens_of_both_versions():
     assert found.token_staleness == pytest.approx(200 / 300)
 
 
+def test_siblings_that_end_together_are_one_group():
+    """Two groups of two equal siblings, one group a step, both begun at once: the second is over after 50 tokens."""
+    cluster = Cluster(Engine(9, step_s=0.01), Trainer(0.0))
+    found = simulate(cluster, Layout("a", 1, 1, staleness=1), Job(1, 2, Sequence([10, 10, 50, 50]), steps=2))
+    assert found.total_s == pytest.approx(0.5)
+
+
 def test_parts_of_a_batch_are_trained_while_the_rest_is_drawn():
     job = Job(8, 1, Sequence([10, 20, 30, 40, 50, 60, 70, 80]), steps=1)
     cluster = Cluster(Engine(99, step_s=1.0), Trainer(0.0, update_s=5.0))

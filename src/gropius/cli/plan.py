@@ -41,6 +41,10 @@ def command(
         str,
         typer.Option("--machine", metavar="NAME", help="Cost: h100, 8xh100, …, probe, or run (as SOURCE measured)."),
     ] = "probe",
+    cluster: Annotated[
+        bool,
+        typer.Option("--cluster", help="Simulate layouts of the machine's devices; SOURCE: a run, a recipe, or none."),
+    ] = False,
     settings: Annotated[
         list[str],
         typer.Option(
@@ -52,7 +56,18 @@ def command(
     trust_code: TrustCode = False,
     as_json: Json = False,
 ) -> None:
-    """Weigh group size against prompts from measured pass rates; with --model, count time and memory of a run."""
+    """Weigh group size against prompts from measured pass rates; with --model, count time and memory of a run; with
+    --cluster, simulate how many devices are best divided.
+    """
+    if cluster:
+        if probe is not None or budget is not None:
+            raise UsageError("--cluster simulates a step as SOURCE describes it; leave --probe and --budget out")
+        from gropius.cli.plan_cluster import simulated
+
+        layouts = simulated(source, model, machine, settings, as_json)
+        if as_json:
+            print_json({"cluster": layouts})
+        return
     if source is None and model is None:
         raise UsageError(
             "give a run folder, a file of counts or a recipe (gropius plan RECIPE --probe 64), or --model for the cost "
@@ -121,11 +136,12 @@ def _cost(
     load = workload(asked, split, tokens, live)
     shape = read_shape(model)
     if machine == "run":
-        return cost(shape, load, _recorded_machine(source, shape, load.prompt_tokens))
-    return cost(shape, load, _machine(machine, model, load))
+        return cost(shape, load, recorded_machine(source, shape, load.prompt_tokens))
+    return cost(shape, load, named_machine(machine, model, load))
 
 
-def _recorded_machine(source: Path | None, shape: ModelShape, prompt_tokens: float) -> Machine:
+def recorded_machine(source: Path | None, shape: ModelShape, prompt_tokens: float) -> Machine:
+    """The machine on which a recorded run of this model took the time that it took."""
     from gropius.plan.machines import Machine
     from gropius.plan.recorded import calibrated, timing
 
@@ -151,7 +167,8 @@ def read_shape(path: Path) -> ModelShape:
     return shape_of(config.get("text_config", config), str(file))
 
 
-def _machine(name: str, model: Path, load: Workload) -> Machine:
+def named_machine(name: str, model: Path, load: Workload) -> Machine:
+    """A machine by name (h100, 8xh100), or this one, measured (probe)."""
     from gropius.plan.machines import machine
 
     if name == "probe":

@@ -45,16 +45,25 @@ def question(settings: Mapping[str, Any]) -> Question:
     >>> question({"group_sizes": [4, 8]}).group_sizes
     (4, 8)
     """
-    known = {f.name: f.default for f in dataclasses.fields(Question)}
+    return Question(**typed(settings, {f.name: f.default for f in dataclasses.fields(Question)}))
+
+
+def typed(settings: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings as values of the types of the defaults. Errors: UsageError for an unknown key or another type."""
     values: dict[str, Any] = {}
     for key, value in settings.items():
         if key not in known:
             raise UsageError(f"--set {key}: plan has no such key; {did_you_mean(key, known)}")
         values[key] = _typed(key, value, known[key])
-    return Question(**values)
+    return values
 
 
 def _typed(key: str, value: Any, default: Any) -> Any:
+    if isinstance(default, tuple) and isinstance(default[0], float):
+        numbers = value if isinstance(value, list) else [value]
+        if numbers and all(isinstance(x, int | float) and not isinstance(x, bool) and 0 <= x < 1000 for x in numbers):
+            return tuple(float(x) for x in numbers)
+        raise UsageError(f"--set {key}: write a list of numbers of at least 0, e.g. {key}=[0.5, 1, 4]")
     if isinstance(default, tuple):
         if isinstance(value, list) and value and all(isinstance(g, int) and g >= 2 for g in value):
             return tuple(value)

@@ -13,6 +13,7 @@ import numpy as np
 from gropius.errors import DataError, UsageError
 from gropius.plan.cost import ModelShape, Workload, cost
 from gropius.plan.counts import PassCounts
+from gropius.plan.lengths import Recorded, recorded
 from gropius.plan.machines import Machine
 from gropius.records.reader import RunReader
 
@@ -50,6 +51,14 @@ def from_run(folder: Path, solved_at: float = 1.0) -> tuple[PassCounts, list[str
         notes.append(f"{shaped} responses have no raw metric; their reward was taken (solved is >= {solved_at:g})")
     counts = PassCounts(table_of[:, 0], table_of[:, 1], table_of[:, 2], str(folder), tokens / responses)
     return counts, notes
+
+
+def response_lengths(folder: Path) -> Recorded:
+    """Tokens that the model wrote in each recorded response. Errors: UsageError when none is recorded."""
+    reader = RunReader(folder)
+    tables = [reader.table(step, ("member", "loss_mask")) for step in reader.steps()]
+    rows = [row for table in tables if table is not None for row in table.to_pylist()]
+    return recorded([sum(row["loss_mask"]) for row in rows if row["member"] >= 0], str(folder))
 
 
 def as_recorded(folder: Path) -> Mapping[str, Any]:

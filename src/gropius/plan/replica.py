@@ -102,19 +102,22 @@ class Replica:
         self.pace = self.speed.pace(count, self.cached + count * steps / 2)
         return self.at + self.debt + steps * self.pace
 
-    def ended(self) -> list[Row]:
-        """Take out the rows that are over, and write their tokens into their groups."""
-        over: list[Row] = []
+    def ended(self, now: float) -> list[Group]:
+        """Decode until `now`, when a row is over; take out all that are. Groups that are complete by it, once each."""
+        self.advance(now)
+        self.step = max(self.step, self.rows[0][0])  # a clock that reads 1e5 s cannot tell 1e-12 s
+        complete: list[Group] = []
         while self.rows and self.rows[0][0] <= self.step + NEAR:
             row = heapq.heappop(self.rows)[2]
-            over.append(row)
             self.cached -= self.prompt + row.tokens
             group = row.group
             group.left -= 1
             group.tokens += row.tokens
             group.longest = max(group.longest, row.tokens)
             group.drawn += self._versions_of(row)
-        return over
+            if not group.left:
+                complete.append(group)
+        return complete
 
     def _versions_of(self, row: Row) -> float:
         """Σ over the row's tokens of the version that drew each."""

@@ -174,12 +174,9 @@ class _Run:
         engine = self.engines[i]
         if stamp != engine.stamp:
             return
-        engine.advance(self.now)
-        complete = False
-        for row in engine.ended():
-            if not row.group.left:
-                self.ready.setdefault(row.group.begun, deque()).append(row.group)
-                complete = True
+        complete = engine.ended(self.now)
+        for group in complete:
+            self.ready.setdefault(group.begun, deque()).append(group)
         while self.waiting and engine.room > 0 and self.state != "draining":
             self._give(engine)
         self._at(engine.next_end(), "end", i, engine.stamp)
