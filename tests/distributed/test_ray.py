@@ -81,7 +81,8 @@ class Ran:
         for line in self.process.stderr:
             self.said += line
             if (found := re.match(r"step +(\d+)/", line)) and act is not None:
-                self.pids |= set(self.below())
+                # Ray's own two agents look for their raylet now and then, and leave a minute after it
+                self.pids |= {pid for pid, line in self.below().items() if not re.match(r"ray::\w+Agent", line)}
                 act(self, int(found[1]))
         self.code = self.process.wait()
 
