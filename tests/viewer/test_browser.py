@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import runpy
 import shutil
 import socket
 import threading
@@ -20,7 +22,7 @@ import uvicorn
 from conftest import TOKEN
 from synthetic import make_run, write_step
 
-from gropius.objective.presets import resolve
+from gropius.objective.presets import PRESETS, resolve
 from gropius.viewer.library import Library
 from gropius.viewer.server import application
 
@@ -44,6 +46,9 @@ PAGES = {
     "every group": ("/runs/synthetic/groups", "a.group-row"),
     "group": (GROUP, ".siblings .sibling"),
     "response": (f"{GROUP}/responses/7", ".token"),
+    "imported run": ("/runs/foreign", "details.notes"),
+    "imported group": ("/runs/foreign/steps/3/groups/000003-0000", ".siblings .sibling"),
+    "imported response": ("/runs/foreign/steps/3/groups/000003-0000/responses/1", ".adds span"),
     "compare": ("/compare?runs=synthetic,other", ".chart .main-svg"),
     "bench group": ("/bench/group", ".replay tbody tr:nth-child(5)"),
     "bench weights": ("/bench/weights", ".shares .share"),
@@ -118,11 +123,20 @@ def runs(tmp_path_factory: pytest.TempPathFactory, run_folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def site(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    write = runpy.run_path(str(ROOT / "tests" / "doctor" / "test_foreign.py"), run_name="logs")["trl"]
+    folder = tmp_path_factory.mktemp("logs") / "foreign"
+    folder.mkdir()
+    write(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def site(runs: Path, foreign: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    server = uvicorn.Server(uvicorn.Config(application(Library([runs]), TOKEN, port), log_level="error"))
+    server = uvicorn.Server(uvicorn.Config(application(Library([runs, foreign]), TOKEN, port), log_level="error"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     options = webdriver.ChromeOptions()
@@ -155,6 +169,7 @@ def test_a_page_opens_without_a_complaint_and_is_accessible(site: Site, name: st
     site.open(path, seen)
     assert site.path().split("?")[0] == path.split("?")[0] and "token" not in site.path()
     assert site.all("h1") and not site.all(".problem")
+    assert not re.search(r"\b(finish|state|status|baseline|scale|diagnosis|replay|question)\.", site.words("main"))
     wide = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
     assert site.run(wide) <= 0
     for theme in ("light", "dark"):
@@ -326,6 +341,27 @@ def test_the_worked_batch_on_the_page_is_the_lesson_s(site: Site) -> None:
     assert float(site.words("#worked-objective")) == pytest.approx(0.010086, abs=1e-6)
     cell = next(text for text in site.texts(".worked td") if "0.1375" in text)
     assert "+0.1313" in cell
+    assert any("+1.080685 with KL" in text for text in site.texts(".worked td"))
+    site.click("button.small", "4 and 0.25")
+    first = ".worked tbody tr:nth-child(1) td"
+    site.until(lambda: site.texts(first)[-7].split()[:1] == ["+1"], "a ratio of 1 by sequence")
+
+
+def test_what_a_log_does_not_hold_is_said_where_it_would_stand(site: Site) -> None:
+    site.open("/runs/foreign", "details.notes")
+    assert "not in this log" in site.text() and "Not recorded here" in site.text()
+    assert "a log of trl, followed as it grows" in site.words(".status")
+    site.open("/runs/foreign/steps/3/groups/000003-0000", ".sibling")
+    assert "the folder does not say which objective" in site.text()
+    site.open("/runs/foreign/steps/3/groups/000003-0000/responses/1", ".adds span")
+    assert "answer 0 1 3" in site.text() and "no numbers of single tokens" in site.words(".adds")
+
+
+def test_a_transformed_reward_is_a_step_of_its_own(site: Site) -> None:
+    preset = next(name for name, p in PRESETS.items() if p.objective.advantage.transform != "none")
+    site.open(f"/bench/group?preset={preset}&rewards=1,1,0,0,0,0,0,0", ".replay .strong td")
+    rows = site.texts(".replay tbody th")
+    assert len(rows) == 6 and rows[1].startswith("Transformed") and rows[-1].startswith("Advantage")
 
 
 def test_one_reward_changed_moves_every_advantage_and_steps_go_back_and_forward(site: Site) -> None:

@@ -182,12 +182,13 @@ def search(store: RunStore, table: pa.Table, query: Query) -> tuple[pa.Table, di
     return chosen, {"steps": done, "of": len(steps), "next": following}
 
 
-def same_task(index: RunIndex, task_key: str) -> list[dict[str, Any]]:
-    """Every group of the task, by step."""
+def same_task(index: RunIndex, task_key: str) -> dict[str, Any]:
+    """Every group of the task, by step, of what is indexed so far; indexed: whether that is all."""
     index.refresh()
     table = index.groups()
     rows = table.filter(pc.equal(table.column("task_key"), task_key)).select(ROW_FIELDS).to_pylist()
-    return list(strict(rows))
+    done, present = index.progress()
+    return {"rows": strict(rows), "indexed": done >= present}
 
 
 def group_detail(store: RunStore, step: int, group_id: str) -> dict[str, Any] | None:

@@ -103,7 +103,7 @@ class Views:
     def task(self, request: Request) -> Any:
         """The same task at every step."""
         key = request.query_params.get("key", "")
-        return self._with_store(request, lambda s: {"rows": same_task(self.library.index(s.run_id), key)})
+        return self._with_store(request, lambda s: same_task(self.library.index(s.run_id), key))
 
     def group(self, request: Request) -> Any:
         """One group."""

@@ -105,11 +105,18 @@ function layout(spec) {
     height: spec.height || 148, margin: { l: 38, r: 8, t: spec.lines.length > 1 && spec.legend !== false ? 24 : 6, b: 22 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: c.font, color: c.ink, size: 11 }, showlegend: spec.lines.length > 1 && spec.legend !== false,
     legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, itemwidth: 18, font: { size: 10.5, color: c.soft }, bgcolor: "rgba(0,0,0,0)" },
-    xaxis: { ...axis, showgrid: false, title: spec.showX ? { text: plain(spec.x || ""), font: { size: 11, color: c.soft } } : undefined, type: spec.categories ? "category" : undefined },
+    xaxis: { ...axis, showgrid: false, title: spec.showX ? { text: plain(spec.x || ""), font: { size: 11, color: c.soft } } : undefined, type: spec.categories ? "category" : undefined, dtick: whole(spec) },
     yaxis: { ...axis, range: spec.range || level(spec), nticks: 5, title: spec.y ? { text: plain(spec.y), font: { size: 11, color: c.soft } } : undefined }, barmode: "group", bargap: 0.35,
     hovermode: "x", hoverlabel: { bgcolor: c.paper, bordercolor: c.line, font: { color: c.ink, size: 11.5 } },
     shapes: (spec.marks || []).map((mark) => ({ type: "line", x0: mark.x, x1: mark.x, yref: "paper", y0: 0, y1: 1, line: { color: c[mark.colour || "soft"], width: 1, dash: "dot" } })),
   };
+}
+
+// A few steps get a tick each, not one at every half step.
+function whole(spec) {
+  const xs = spec.lines.flatMap((line) => line.x).concat((spec.marks || []).map((mark) => mark.x));
+  const near = !spec.categories && xs.length && xs.every(Number.isInteger) && Math.max(...xs) - Math.min(...xs) <= 6;
+  return near ? 1 : undefined;
 }
 
 // A line that never moves gets an axis of its own size instead of one from -1 to 1.

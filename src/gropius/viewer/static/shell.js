@@ -71,7 +71,7 @@ export function notes(run) {
   return h("details", { class: "notes", open: true }, h("summary", {}, t("imported", { from: run.imported })), h("ul", {}, run.notes.map((text) => h("li", {}, inert(text)))));
 }
 
-export function problems(list) {
+export function problems(list, open = false) {
   if (!list?.length) return null;
-  return h("details", { class: "problems" }, h("summary", {}, t("problems", { count: list.length })), h("ul", {}, list.map((text) => h("li", {}, inert(text)))));
+  return h("details", { class: "problems", open }, h("summary", {}, t("problems", { count: list.length })), h("ul", {}, list.map((text) => h("li", {}, inert(text)))));
 }

@@ -1,6 +1,6 @@
 // One group: how the advantages came about, then the siblings side by side, and two of them compared.
 import { get, place, search } from "../api.js";
-import { announce, h, inert, num, replace, signed } from "../dom.js";
+import { announce, h, inert, num, replace, short, signed } from "../dom.js";
 import { t } from "../i18n.js";
 import { trail } from "../shell.js";
 import { go } from "../app.js";
@@ -32,7 +32,7 @@ export async function groupPage(main, [id, step, groupId], query) {
 
 function prompt(group) {
   const parts = group.messages.length ? group.messages : [{ role: "user", content: group.prompt }];
-  return h("section", { class: "prompt", "aria-label": t("prompt") }, h("h2", {}, t("prompt"), h("span", { class: "quiet" }, ` ${t("tokens.count", { count: num(group.prompt_tokens) })} · `, inert(group.task_key))),
+  return h("section", { class: "prompt", "aria-label": t("prompt") }, h("h2", {}, t("prompt"), h("span", { class: "quiet" }, group.prompt_tokens ? ` ${t("tokens.count", { count: num(group.prompt_tokens) })} ·` : "", " ", inert(short(group.task_key, 80)))),
     parts.map((message) => h("div", { class: "message" }, h("span", { class: "role" }, inert(String(message.role ?? ""))), h("div", { class: "text" }, inert(String(message.content ?? ""))))));
 }
 
@@ -71,7 +71,7 @@ function card(r, largest, href) {
   const bar = h("svg", { class: "balance", viewBox: "-100 0 200 6", preserveAspectRatio: "none", "aria-hidden": "true" },
     h("line", { x1: 0, x2: 0, y1: 0, y2: 6, class: "axis" }),
     r.advantage ? h("rect", { x: r.advantage > 0 ? 0 : (100 * r.advantage) / largest, y: 1, width: Math.abs((100 * r.advantage) / largest), height: 4, class: `bar ${r.advantage > 0 ? "plus" : "minus"}` }) : null);
-  const facts = [t("tokens.count", { count: num(r.tokens) }), t(`finish.${r.finish_reason}`), r.duplicate ? t("duplicate") : null, r.skipped ? t("skipped") : null].filter(Boolean);
+  const facts = [r.ids ? t("tokens.count", { count: num(r.tokens) }) : null, r.finish_reason ? t(`finish.${r.finish_reason}`) : null, r.duplicate ? t("duplicate") : null, r.skipped ? t("skipped") : null].filter(Boolean);
   return h("article", { class: `sibling ${r.status === "void" ? "void" : ""}`, "aria-label": r.member < 0 ? t("greedy") : t("sibling.label", { member: r.member, reward: num(r.reward), advantage: signed(r.advantage) }) },
     h("header", {}, h("a", { href, class: "member" }, r.member < 0 ? t("greedy") : `#${r.member}`),
       h("span", { class: `verdict ${r.status}` }, t(`status.${r.status || "unscored"}`)), h("span", { class: "figure reward" }, num(r.reward)),
@@ -109,10 +109,12 @@ function compare(base, group, query, id, step, groupId) {
 function elsewhere(id, group, step) {
   const list = h("ul", { class: "elsewhere" });
   const section = h("section", { "aria-label": t("elsewhere") }, h("h2", {}, t("elsewhere")), list);
-  get(`runs/${encodeURIComponent(id)}/task`, { key: group.task_key }).then(({ rows }) => {
+  const ask = () => get(`runs/${encodeURIComponent(id)}/task`, { key: group.task_key }).then(({ rows, indexed }) => {
+    if (!indexed) setTimeout(() => { if (section.isConnected) ask(); }, 1500);
     if (!rows.length) { replace(list, h("li", { class: "quiet" }, t("elsewhere.none"))); return; }
     replace(list, rows.slice(-200).map((row) => h("li", {}, h("a", { href: place.group(id, row.step, row.group_id), "aria-current": row.group_id === group.group_id && row.step === Number(step) ? "true" : null, "aria-label": `${t("at_step", { step: row.step })}: ${stateWord(row.state)}, ${num(row.mean, 3)}` },
       h("span", { class: "figure" }, row.step), strip(row.rewards, row.advantages, { height: 18, width: 6 })))));
   });
+  ask();
   return section;
 }

@@ -47,8 +47,10 @@ function makeView(id, run, state) {
     asked.add(0);
     replace(tabs, QUEUES.map((name) => h("button", { class: "queue", "aria-pressed": String(name === state.queue), onclick: () => change({ queue: name }) },
       t(`queue.${name}`), h("span", { class: "count" }, num(found.counts[name])))));
+    const pressed = tabs.querySelector('[aria-pressed="true"]');
+    if (pressed) tabs.scrollLeft = pressed.offsetLeft - tabs.offsetLeft - 40;
     sayNote(found);
-    replace(said, problems(found.problems));
+    replace(said, problems(found.problems, !total), total ? null : h("p", { class: "lede" }, empty(found)));
     list.style.setProperty("height", `${Math.min(total * ROW, TALLEST)}px`);
     paint();
     announce(t("groups.found", { count: total }));
@@ -64,6 +66,11 @@ function makeView(id, run, state) {
     if (found.searched) parts.push(t("groups.searched", { done: num(found.searched.steps), of: num(found.searched.of) }));
     replace(note, parts.join(" · "), found.searched?.next !== null && found.searched?.next !== undefined
       ? h("button", { class: "button small", onclick: () => change({ from: found.searched.next }, true) }, t("groups.search_on")) : null);
+  }
+
+  function empty(found) {
+    if (found.counts.all) return t("groups.none_here");
+    return t(state.step && found.problems.length ? "groups.none_damaged" : "groups.none");
   }
 
   async function need(page) {

@@ -181,12 +181,12 @@ function makeView(where, query) {
   const node = h("div", { class: "response" },
     h("div", { class: "headline" }, h("h1", {}, member === "greedy" ? t("greedy") : t("response.title", { member })), h("p", { class: "status" },
       h("span", { class: `verdict ${head.status}` }, t(`status.${head.status || "unscored"}`)), h("span", {}, t("response.reward", { value: num(head.reward) })),
-      h("span", {}, t("response.advantage", { value: head.advantage === null ? "–" : signed(head.advantage) })), h("span", {}, t("tokens.count", { count: num(head.tokens) })), h("span", {}, t(`finish.${head.finish_reason}`)))),
+      h("span", {}, t("response.advantage", { value: head.advantage === null ? "–" : signed(head.advantage) })), head.ids ? h("span", {}, t("tokens.count", { count: num(head.tokens) })) : null, head.finish_reason ? h("span", {}, t(`finish.${head.finish_reason}`)) : null)),
     h("nav", { class: "members", "aria-label": t("siblings") }, head.siblings.map((m) => h("a", { href: place.response(id, step, groupId, m), "aria-current": String(m) === member ? "page" : null }, `#${m}`))),
     head.skipped ? h("p", { class: "lede" }, t("skipped.why")) : null,
-    h("div", { class: "filters" }, h("label", {}, t("shade"), " ", shade), legend), paging,
+    head.ids ? h("div", { class: "filters" }, h("label", {}, t("shade"), " ", shade), legend) : null, paging,
     h("div", { class: "reading" }, pane, aside), adds, facts(head));
-  replace(aside, h("p", { class: "quiet" }, t("token.hint")));
+  replace(aside, head.ids ? h("p", { class: "quiet" }, t("token.hint")) : null);
 
   function key(event) {
     const at = head.siblings.indexOf(Number(member));
@@ -237,7 +237,8 @@ function equation(head, weight, made, at) {
 
 function sums(head, made) {
   const out = [];
-  if (made.missing) out.push(head.skipped ? t("adds.response", { sum: "0" }) : t("adds.missing", { what: made.missing }));
+  if (!head.ids && head.text) out.push(t("adds.text_only"));
+  else if (made.missing) out.push(head.skipped ? t("adds.response", { sum: "0" }) : t("adds.missing", { what: made.missing }));
   else {
     out.push(t("adds.response", { sum: signed(made.sum) }));
     if (made.gap !== null) out.push(made.gap <= 1e-6 ? t("adds.same") : t("adds.gap", { gap: num(made.gap) }));

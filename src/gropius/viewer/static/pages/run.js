@@ -123,7 +123,9 @@ function interval(kind, series, main) {
 
 function meaning(key, only) {
   if (has(`meaning.${key}`)) return t(`meaning.${key}`);
-  return only && only.unit !== "1" ? only.unit : "";
+  if (!only || only.unit === "1") return "";
+  const known = `unit.${only.unit.replaceAll(" ", "_")}`;
+  return has(known) ? t(known) : only.unit;
 }
 
 function label(name) {
