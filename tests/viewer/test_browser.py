@@ -300,6 +300,8 @@ def test_a_run_being_written_is_followed(site: Site, runs: Path) -> None:
         assert "2 of 2 steps" in site.words(".status")
         write_step(writer, objective, 3, (3, 8, 8))
         site.until(lambda: "3 of 2 steps" in site.words(".status"), "the third step")
+        writer.write_findings([{"name": "found_later", "severity": "warning", "step": 3, "message": "now"}])
+        site.until(lambda: "found_later" in site.words(".findings"), "a finding that came while the page was open")
     finally:
         writer.close()
     site.until(lambda: "finished" in site.words(".status"), "the end")
@@ -355,6 +357,22 @@ def test_what_a_log_does_not_hold_is_said_where_it_would_stand(site: Site) -> No
     assert "the folder does not say which objective" in site.text()
     site.open("/runs/foreign/steps/3/groups/000003-0000/responses/1", ".adds span")
     assert "answer 0 1 3" in site.text() and "no numbers of single tokens" in site.words(".adds")
+
+
+def test_every_share_of_a_mixture_moves_with_any_slider(site: Site) -> None:
+    move = (
+        "const e = document.querySelectorAll('input[type=range]')[0]; e.value = arguments[0];"
+        "e.dispatchEvent(new Event('input', {bubbles: true}))"
+    )
+    for path, value, shown in (("/bench/kl", 10, ["0.667", "0.2", "0.133"]), ("/bench/budget", 0.9, ["75 %", "25 %"])):
+        site.open(path, ".stage table")
+        site.run(move, value)
+        selector = (
+            "fieldset:first-of-type .slide output" if path == "/bench/kl" else ".component .slide:nth-of-type(1) output"
+        )
+        site.until(lambda s=selector, w=shown: site.texts(s)[: len(w)] == w, f"{shown} on {path}")  # type: ignore[misc]
+    said = site.run("return document.querySelectorAll('input[type=range]')[0].getAttribute('aria-valuetext')")
+    assert said == "75 %"
 
 
 def test_a_transformed_reward_is_a_step_of_its_own(site: Site) -> None:

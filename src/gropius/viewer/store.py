@@ -17,7 +17,7 @@ from gropius.errors import GropiusError
 from gropius.objective.spec import Objective, override
 from gropius.records.reader import RunReader
 from gropius.records.schema import ResponseRecord, from_table
-from gropius.records.writer import METRICS, RESOLVED, rollout_file
+from gropius.records.writer import FINDINGS, METRICS, RESOLVED, rollout_file
 
 KEPT_TABLES = 32
 
@@ -95,7 +95,8 @@ class RunStore:
     def revision(self) -> str:
         """Changes whenever the run has something new to show."""
         steps = self.steps()
-        parts = [_signature(self.reader.folder / METRICS)[0], len(steps), steps[-1] if steps else 0, self.reader.live]
+        sizes = [_signature(self.reader.folder / name)[0] for name in (METRICS, FINDINGS)]
+        parts = [*sizes, len(steps), steps[-1] if steps else 0, self.reader.live]
         return "-".join(str(int(part)) for part in parts)
 
     def table(self, step: int, columns: Sequence[str]) -> pa.Table | None:

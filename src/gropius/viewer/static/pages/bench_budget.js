@@ -3,7 +3,7 @@ import { bench, latest } from "../api.js";
 import { figure } from "../charts.js";
 import { h, num, percent, replace } from "../dom.js";
 import { t } from "../i18n.js";
-import { failure, field, numberInput, questions, slider, table } from "./controls.js";
+import { failure, field, numberInput, questions, slider, slideTo, table } from "./controls.js";
 
 const START = () => ({ responses: 512, mixture: [{ weight: 0.7, rate: 0.05, concentration: 4 }, { weight: 0.3, rate: 0.7, concentration: 4 }] });
 
@@ -31,6 +31,8 @@ export async function budgetBench(main, query, { remember }) {
   }
 
   function show(found) {
+    const whole = s.mixture.reduce((sum, m) => sum + m.weight, 0);
+    controls.querySelectorAll(".component").forEach((node, i) => slideTo(node.querySelector(".slide"), percent(s.mixture[i].weight / whole)));
     const sizes = found.rows.map((r) => String(r.group_size));
     const line = (name, pick, colour) => ({ name, x: sizes, y: found.rows.map(pick), colour, points: true });
     const best = found.recommended;

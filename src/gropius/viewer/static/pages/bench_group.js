@@ -71,7 +71,11 @@ export async function groupBench(main, query, { presets, remember }) {
   function step(by) {
     const id = by > 0 ? "forward" : "back";
     s.at = Math.max(0, Math.min(last(), s.at + by));
-    compute().then(() => document.getElementById(id)?.focus());
+    compute().then(() => {
+      document.getElementById(id)?.focus();
+      const row = found.steps[s.at];
+      if (!s.guess || s.at in s.guessed) announce(`${t(`replay.${row.name}`)}: ${row.values.map((value) => num(value)).join(", ")}`);
+    });
   }
 
   function question(at) {

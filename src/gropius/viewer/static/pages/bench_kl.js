@@ -3,7 +3,7 @@ import { bench, latest } from "../api.js";
 import { figure } from "../charts.js";
 import { h, num, replace, signed } from "../dom.js";
 import { t } from "../i18n.js";
-import { failure, questions, slider, table } from "./controls.js";
+import { failure, questions, slider, slideTo, table } from "./controls.js";
 
 const LETTERS = "abcdefgh";
 const NAMES = ["k1", "k2", "k3"];
@@ -30,6 +30,10 @@ export async function klBench(main, query, { remember }) {
   }
 
   function show(found) {
+    for (const [side, name] of [[0, "policy"], [1, "reference"]]) {
+      const sliders = controls.querySelectorAll("fieldset")[side].querySelectorAll(".slide");
+      sliders.forEach((node, i) => slideTo(node, num(found[name][i], 3)));
+    }
     const letters = found.policy.map((_, i) => LETTERS[i]);
     const bars = (lines, title, meaning) => figure({ title, meaning, x: t("kl.token"), categories: true, bars: true, height: 220, lines });
     const gradient = (list) => `(${list.map((x) => signed(Math.abs(x) < 1e-15 ? 0 : x, 3)).join(", ")})`;

@@ -15,8 +15,15 @@ export function choice(options, value, onchange, label) {
 }
 
 export function slider(label, value, { min, max, step = 0.01 }, onchange, show = (x) => num(x, 3)) {
-  const output = h("output", { class: "figure" }, show(value));
-  return h("label", { class: "field slide" }, h("span", {}, label), h("input", { type: "range", min, max, step, value, oninput: (event) => { replace(output, show(event.target.valueAsNumber)); onchange(event.target.valueAsNumber); } }), output);
+  const node = h("label", { class: "field slide" }, h("span", {}, label), h("input", { type: "range", min, max, step, value, oninput: (event) => { slideTo(node, show(event.target.valueAsNumber)); onchange(event.target.valueAsNumber); } }), h("output", { class: "figure" }));
+  slideTo(node, show(value));
+  return node;
+}
+
+// What a slider says of itself, to the eye and to a screen reader; a share changes when another slider moves.
+export function slideTo(node, text) {
+  replace(node.querySelector("output"), text);
+  node.querySelector("input").setAttribute("aria-valuetext", text);
 }
 
 export function tick(label, checked, onchange) {

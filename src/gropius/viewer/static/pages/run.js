@@ -49,20 +49,25 @@ export async function runPage(main, [id]) {
   const sayStatus = () => {
     replace(said, problems(state.run.problems), notes(state.run));
     replace(status, condition(state.run),
-    h("span", {}, state.run.asked_steps ? t("run.steps", { done: num(state.run.steps), of: num(state.run.asked_steps) }) : t("run.steps_done", { done: num(state.run.steps) })),
-    state.run.rollout_steps.length ? h("a", { href: place.groups(id, { step: state.run.rollout_steps.at(-1) }) }, t("run.groups")) : h("span", { class: "quiet" }, t("run.no_rollouts")));
+      h("span", {}, state.run.asked_steps ? t("run.steps", { done: num(state.run.steps), of: num(state.run.asked_steps) }) : t("run.steps_done", { done: num(state.run.steps) })),
+      state.run.rollout_steps.length ? h("a", { href: place.groups(id, { step: state.run.rollout_steps.at(-1) }) }, t("run.groups")) : h("span", { class: "quiet" }, t("run.no_rollouts")));
   };
+  const found = h("div", {});
+  const drawFindings = () => replace(found, findings(state.run, id, (list) => { marks = marksOf(list); drawPanels(body, figures, state.curves.series, marks, id); }));
   sayStatus();
+  drawFindings();
   drawPanels(body, figures, state.curves.series, marks, id);
   replace(main, h("div", { class: "headline" }, h("h1", {}, run.name), status), said,
-    findings(run, id, (list) => { marks = marksOf(list); drawPanels(body, figures, state.curves.series, marks, id); }), objective(run), body, recipe(run));
+    found, objective(run), body, recipe(run));
   const timer = setInterval(async () => {
     if (document.hidden) return;
     const now = await get(`runs/${encodeURIComponent(id)}/state`).catch(() => null);
     if (!now || (now.revision === state.curves.revision && state.curves.indexed)) return;
     const moved = now.revision !== state.curves.revision;
+    const before = JSON.stringify(state.run.findings);
     [state.run, state.curves] = await Promise.all([get(`runs/${encodeURIComponent(id)}`), get(`runs/${encodeURIComponent(id)}/curves`)]);
     sayStatus();
+    if (JSON.stringify(state.run.findings) !== before) { marks = marksOf(state.run.findings); drawFindings(); }
     drawPanels(body, figures, state.curves.series, marks, id);
     if (moved) announce(t("run.updated", { step: state.run.steps }));
   }, 2000);
