@@ -265,7 +265,7 @@ def fork(resolved: Resolved, source: tuple[Path, int | None], progress: Progress
             _put_back(run, snapshot)
             run.state.measured.clear()
             if snapshot.facts["origin"]["tasks"] != now["tasks"]:
-                run.state.position = 0
+                run.state.position, run.ahead = 0, ()
             keep.now(run)
             return loop.train(run)
 

@@ -13,6 +13,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from tests.rollout import hosts
 from tests.rollout.vllm import benches
 from transformers import (
     AutoModelForCausalLM,
@@ -28,6 +29,7 @@ from transformers import (
 from gropius.errors import DataError, EngineError
 from gropius.models.load import LoadedModel
 from gropius.models.tiny import tiny_tokenizer
+from gropius.rollout.apart import Engines
 from gropius.rollout.engine import Engine, ScriptedEngine
 from gropius.rollout.torch_engine import TorchEngine
 from gropius.rollout.vllm.engine import VllmEngine
@@ -66,6 +68,7 @@ ENGINES = (
     *(f"{name}/own" for name in IN_PROCESS if name not in ("gemma3", "gpt2")),
     *(f"{name}/transformers" for name in IN_PROCESS),
     *(f"{name}/imitation" for name in ("llama", "qwen3")),
+    *(f"{name}/apart" for name in ("llama", "qwen3")),
 )
 MODELS = tuple(name for name in ENGINES if name != "scripted")
 SLOW = tuple(pytest.param(name, marks=pytest.mark.slow) for name in VLLM)
@@ -114,9 +117,9 @@ def bench_of(name: str, **settings) -> Bench:
         )
         return Bench(engine, lambda ids, length: scripted_policy(ids[:length], ids[length:]))
     architecture, path = name.split("/")
-    if path in ("imitation", "vllm"):
+    if path in ("imitation", "vllm", "apart"):
         engine = worker_engine(name)
-        engine.set_policy(0, "")
+        engine.set_policy(0, digest_of(engine))
     else:
         engine = TorchEngine(loaded(architecture), path=path, **settings)
 
@@ -130,11 +133,17 @@ def bench_of(name: str, **settings) -> Bench:
 STARTED: dict[str, VllmEngine] = {}
 
 
-def worker_engine(name: str) -> VllmEngine:
+def digest_of(engine: Engine) -> str:
+    """Of the weights it draws from; an engine apart is handed no others than those it is told."""
+    return engine.loaded.digest() if isinstance(engine, Engines) else "abc"
+
+
+def worker_engine(name: str) -> VllmEngine | Engines:
     """Started once; the last test closes it."""
     architecture, path = name.split("/")
     if name not in STARTED:
-        STARTED[name] = (benches.in_thread if path == "imitation" else benches.on_vllm)(loaded(architecture))
+        make = {"imitation": benches.in_thread, "vllm": benches.on_vllm, "apart": hosts.engine}[path]
+        STARTED[name] = make(loaded(architecture))
     return STARTED[name]
 
 
@@ -293,9 +302,10 @@ def test_one_token_and_the_context_limit_end_a_response(bench):
 
 def test_every_completion_carries_the_version_and_digest_of_its_policy(bench):
     assert bench.draw(Request(prompt(3), Sampling(1), (0,)))[0].policy_version == 0
-    bench.engine.set_policy(7, "abc")
+    digest = digest_of(bench.engine)
+    bench.engine.set_policy(7, digest)
     (completion,) = bench.draw(Request(prompt(3), Sampling(1), (0,)))
-    assert (completion.policy_version, completion.weight_digest) == (7, "abc")
+    assert (completion.policy_version, completion.weight_digest) == (7, digest)
 
 
 def test_new_weights_are_used_after_set_policy_and_only_the_trainers_tensors_hold_them(model_bench):
@@ -307,7 +317,7 @@ def test_new_weights_are_used_after_set_policy_and_only_the_trainers_tensors_hol
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(1.1).add_(0.01)
-        model_bench.engine.set_policy(1, "new")
+        model_bench.engine.set_policy(1, digest_of(model_bench.engine))
         (new,) = model_bench.draw(request)
         for t in (0, 5):
             seen = (*request.prompt_ids, *new.token_ids[:t].tolist())
@@ -338,7 +348,7 @@ def test_a_cancelled_request_leaves_and_its_neighbours_are_untouched(bench):
 
 
 def test_a_bound_lowered_on_the_way_cuts_a_response_and_changes_no_token(bench):
-    if isinstance(bench.engine, VllmEngine):
+    if isinstance(bench.engine, VllmEngine | Engines):
         pytest.skip("looks at no bound: the collection cuts what it returns")
     whole = bench.draw(*batch(max_tokens=20))
     bound = Bound()

@@ -102,6 +102,7 @@ class TestContradictions:
         ),
         (("objective.preset=pkpo", "objective.advantage.k=9"), "objective.advantage.k", "group_size = 18"),
         (("model.lora.rank=8", "cluster.trainer_ranks=2"), "cluster.trainer_ranks", "write trainer_ranks = 1"),
+        (("train.max_staleness=100", "train.steps=100"), "train.max_staleness", "less than train.steps"),
         (("rollout.engine=vllm", "cluster.engines=1"), "cluster.engines", "write cluster.engines = 0"),
         (("model.lora.rank=8", "model.lora.dropout=0.1"), "model.lora.dropout", "write dropout = 0"),
     )

@@ -9,6 +9,7 @@ import contextlib
 import gc
 import json
 import os
+import signal
 import subprocess
 import sys
 import traceback
@@ -70,8 +71,20 @@ def name_children(file: str, signal_number: int) -> None:
     os.kill(os.getpid(), signal_number)
 
 
+def kill_children() -> None:
+    """End every process that this one started, and go on."""
+    for thread in Path(f"/proc/{os.getpid()}/task").iterdir():
+        for child in (thread / "children").read_text().split():
+            os.kill(int(child), signal.SIGKILL)
+
+
 def _action(text: str) -> Callable[[], None]:
-    """`FOLDER`: fill its disk. `children:FILE:N`: name the children in a file, then signal N to itself."""
+    """`FOLDER`: fill its disk. `children:FILE:N`: name the children in a file, then signal N to itself.
+
+    `kill-children`: end them, and go on.
+    """
+    if text == "kill-children":
+        return kill_children
     if not text.startswith("children:"):
         return lambda: fill(text)
     _, file, number = text.split(":")
@@ -146,6 +159,7 @@ def _child(job: dict[str, Any], said: Path) -> None:
         if job["action"] == "train":
             progress = _Frugal(Path(job["usage"])) if "usage" in job else Silent()
             build.train(resolve(job["recipe"], job["settings"]), progress)
+            Path("notes").write_text("\n".join(getattr(progress, "notes", ())))
         elif job["action"] == "fork":
             build.fork(resolve(job["recipe"], job["settings"]), (Path(job["folder"]), job.get("step")), Silent())
         else:

@@ -132,6 +132,10 @@ VARIANTS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "an adapter": ({}, ["model.lora.rank=4"]),
     "an adapter from a warm start": ({}, ["model.lora.rank=4", "sft.steps=3", "sft.batch=8", "train.updates=2"]),
     "in the background": ({}, ["checkpoint.background=true"]),
+    "drawn ahead": (
+        {},
+        ["train.max_staleness=2", "objective.ratio.correction=truncate", "objective.ratio.correction_high=2.0"],
+    ),
 }
 
 

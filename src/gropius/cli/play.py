@@ -62,7 +62,7 @@ def watched(task: Task, tasks: TaskSet, scorer: Scorer, found: Found) -> Episode
     from gropius.rollout.collect import CollectPlan, Player, collect
     from gropius.rollout.torch_engine import TorchEngine
     from gropius.train.evaluate import EVALUATION_STREAM
-    from gropius.train.loop import sampling_of
+    from gropius.train.require import sampling_of
 
     resolved = found.resolved
     loaded = build.model(resolved, found.model)

@@ -71,7 +71,7 @@ def sampler_mismatch(log: Log) -> Finding | None:
         return None
     recent = [m for m, r in zip(means, found.rows, strict=True) if r.step >= _recent(log)]
     measured = mean_of(recent or means, "|sampler − trainer|, nats a token")
-    if measured.low <= APART:
+    if measured.low <= APART or (_declared(log) and _agreed_at_first(found, log)):
         return None
     cause, key, change = attribute(found, log)
     worst = sorted(range(len(means)), key=lambda i: -means[i])[:8]
@@ -96,8 +96,7 @@ def _mean_gap(row: TokenRow) -> float:
 def attribute(found: Gaps, log: Log) -> tuple[str, str, str]:
     """(cause, key, change): each cause tested on the tokens, the certain ones first."""
     size = np.abs(found.gap)
-    early = size[found.step == min(log.steps)]
-    if len(early) and float(early.mean()) < 1e-3:
+    if _agreed_at_first(found, log):
         return (
             "stale weights: the numbers agree at the first step, before any update, and come apart afterwards",
             "rollout",
@@ -140,6 +139,16 @@ def attribute(found: Gaps, log: Log) -> tuple[str, str, str]:
     )
 
 
+def _agreed_at_first(found: Gaps, log: Log) -> bool:
+    early = np.abs(found.gap)[found.step == min(log.steps)]
+    return len(early) > 0 and float(early.mean()) < 1e-3
+
+
+def _declared(log: Log) -> int:
+    """How many steps old the recipe lets samples be."""
+    return int(log.settings.get("train.max_staleness", 0))
+
+
 def _line(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[float, float]:
     """Slope of y on x, and the share of y's variance that the line explains."""
     if len(x) < 20 or float(x.std()) < 1e-9 or float(y.std()) < 1e-9:
@@ -149,7 +158,7 @@ def _line(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[float, float]
 
 
 def staleness(log: Log) -> Finding | None:
-    """Responses were drawn by a policy that is one whole step or more behind the one that trains on them."""
+    """Responses were drawn by a policy a step or more further behind the one that trains on them than is declared."""
     version, steps = log.responses["version"].astype(np.float64), log.responses["step"]
     made, lags, total = {}, [], 0.0
     for step in log.steps:
@@ -163,8 +172,9 @@ def staleness(log: Log) -> Finding | None:
         if step >= begin:
             lags.append(float((made[step] - version[steps == step]).mean()) / per_step)
     measured = mean_of(lags, "steps that the sampler's policy is behind")
-    behind = [s for s in log.steps if float((made[s] - version[steps == s]).mean()) >= per_step]
-    if measured.value < 0.5 or not behind:
+    most = _declared(log)
+    behind = [s for s in log.steps if float((made[s] - version[steps == s]).mean()) >= per_step * (1 + most)]
+    if measured.value < most + 0.5 or not behind:
         return None
     places = np.flatnonzero(steps == behind[-1])[:8]
     return Finding(

@@ -338,6 +338,11 @@ def _notes(draft: Draft) -> list[str]:
             f"train.warmup_steps = {train.warmup_steps} is more than train.steps = {train.steps}: "
             "the learning rate never reaches its peak"
         )
+    if train.max_staleness and not draft.reads_sampler:
+        notes.append(
+            f"train.max_staleness = {train.max_staleness}: nothing in the objective corrects for older weights; "
+            'objective.ratio.correction = "truncate" with correction_high = 2.0 does'
+        )
     if evaluation.every > train.steps:
         notes.append(
             f"eval.every = {evaluation.every} is more than train.steps = {train.steps}: nothing is measured on the way"

@@ -22,6 +22,21 @@ CONTRADICTIONS: tuple[Contradiction, ...] = (
             'rollout.engine = "torch"'
         ),
     ),
+    Contradiction(
+        "train.max_staleness",
+        lambda d: d.recipe.train.max_staleness > 0 and d.recipe.rollout.cut == "resume",
+        lambda d: (
+            'a response that is cut and gone on with has tokens older than its batch; write rollout.cut = "abort", or '
+            "train.max_staleness = 0"
+        ),
+    ),
+    Contradiction(
+        "train.max_staleness",
+        lambda d: d.recipe.train.max_staleness >= d.recipe.train.steps,
+        lambda d: (
+            f"all {d.recipe.train.steps} steps would be drawn from the first weights; write less than train.steps"
+        ),
+    ),
 )
 
 

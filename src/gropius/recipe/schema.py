@@ -218,6 +218,9 @@ class TrainTable(Table):
     offload: bool = Field(False, description="keep a GPU's moments in the CPU's memory (extra `optim`)")
     updates: Count = Field(1, description="optimiser steps in one pass over a rollout batch; divides prompts")
     epochs: Count = Field(1, description="passes over a rollout batch")
+    max_staleness: CountOrZero = Field(
+        0, description="steps that a batch is drawn ahead of its own, in versions of the weights; 0 = synchronous"
+    )
     pack_tokens: Count = Field(8192, description="tokens of one micro-batch at most")
     recompute: bool = Field(False, description="compute activations again in the backward pass: less memory, more time")
     reference_refresh: CountOrZero = Field(0, description="steps between refreshes of the reference; 0 = fixed")

@@ -7,7 +7,6 @@ and then a probe compares the engine's log-probabilities of a few tokens with th
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 
 from gropius.models.load import DTYPES, LoadedModel
 from gropius.rollout.pool import EnginePool, Loss
-from gropius.rollout.remote import Address, EngineLost, RemoteEngine
+from gropius.rollout.remote import Address, EngineLost, HandOver, RemoteEngine
 from gropius.rollout.vllm import probe
 from gropius.types import Completion, Request
 
@@ -60,7 +59,7 @@ class Apart:
 
 @dataclass(frozen=True)
 class Transfer:
-    """The last hand-over: the version, bytes to all engines, and seconds until all held the weights."""
+    """The last hand-over: the version, bytes to all engines, and seconds until the slowest said that it holds them."""
 
     version: int
     bytes: int
@@ -116,8 +115,7 @@ class Engines:
         self._policy = (version, digest)
         if self._apart.keep:
             self._kept = {name: value.copy() for name, value in self._live()}
-        began = time.perf_counter()
-        asyncio.run(self._everybody(began))
+        asyncio.run(self._everybody())
 
     def rest(self) -> None:
         """Nothing: what they hold is theirs."""
@@ -127,32 +125,34 @@ class Engines:
         await self._pool.close()
         await asyncio.to_thread(self._end)
 
-    async def _everybody(self, began: float) -> None:
+    async def _everybody(self) -> None:
+        """Hand over to all; who is lost on the way is started again first."""
         self._pool.forget()
-        for name in self._names:
-            if name not in self._pool.engines:
-                self._pool.add(name, await self._again(name))
-        moved = 0
-        pending = dict(self._pool.engines)
+        done: list[HandOver] = []
+        pending = self._names
         while pending:
-            jobs = {name: self._hand_over(cast(RemoteEngine, engine)) for name, engine in pending.items()}
-            found = dict(zip(jobs, await asyncio.gather(*jobs.values(), return_exceptions=True), strict=True))
-            lost = {name: error for name, error in found.items() if isinstance(error, EngineLost)}
-            for error in found.values():
-                if isinstance(error, BaseException) and not isinstance(error, EngineLost):
-                    raise error
-            moved += sum(value for value in found.values() if isinstance(value, int))
-            for name, error in lost.items():
-                self._note(f"{error}; it is started again")
-                self._pool.add(name, await self._again(name))
-            pending = {name: self._pool.engines[name] for name in lost}
-        self.transfer = Transfer(self._policy[0], moved, time.perf_counter() - began)
-        for engine in self._pool.engines.values():
-            await self._look(cast(RemoteEngine, engine))
+            for name in pending:
+                if name not in self._pool.engines:
+                    self._pool.add(name, await self._again(name))
+            engines = [cast(RemoteEngine, self._pool.engines[name]) for name in pending]
+            answers = await asyncio.gather(*map(self._equip, engines), return_exceptions=True)
+            for name, answer in zip(pending, answers, strict=True):
+                if isinstance(answer, EngineLost):
+                    self._pool.drop(name)
+                elif isinstance(answer, BaseException):
+                    raise answer
+                else:
+                    done.append(answer)
+            pending = [name for name in pending if name not in self._pool.engines]
+        self.transfer = Transfer(self._policy[0], sum(one.bytes for one in done), max(one.seconds for one in done))
 
-    async def _hand_over(self, engine: RemoteEngine) -> int:
-        tensors = self._live() if self._kept is None else iter(self._kept.items())
-        return (await engine.hand_over(tensors, *self._policy)).bytes
+    async def _equip(self, engine: RemoteEngine) -> HandOver:
+        done = await self._hand_over(engine)
+        await self._look(engine)
+        return done
+
+    async def _hand_over(self, engine: RemoteEngine) -> HandOver:
+        return await engine.hand_over(self._live() if self._kept is None else self._kept.items(), *self._policy)
 
     async def _look(self, engine: RemoteEngine) -> None:
         """The probe of one engine, against the trainer's weights as they are."""

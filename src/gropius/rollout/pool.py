@@ -50,6 +50,10 @@ class EnginePool:
         """One more, or one that is back."""
         self.engines[name], self._load[name] = engine, 0
 
+    def drop(self, name: str) -> None:
+        """One less."""
+        del self.engines[name], self._load[name]
+
     async def complete(self, request: Request) -> Completion:
         """Draw one response, wherever."""
         group = request.stream[:-1]
@@ -94,7 +98,7 @@ class EnginePool:
             return
         if not self._requeue or (len(self.engines) == 1 and self._revive is None):
             raise error
-        del self.engines[name], self._load[name]
+        self.drop(name)
         self.losses[name] = Loss(name, str(error))
         left = len(self.engines)
         by = f"by the {left} that are left" if left else "by it, started again"

@@ -128,6 +128,8 @@ class EngineServer:
                 self._hear(await read_frame(reader), jobs, writer)
         except (OSError, EOFError, EngineError, KeyError, TypeError, ValueError, TimeoutError):
             return  # the caller is gone, or never was one of ours
+        except asyncio.CancelledError:
+            return  # the server closes; asyncio would complain of a handler that was cancelled
         finally:
             for job in list(jobs.values()):
                 job.cancel()

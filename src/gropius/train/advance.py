@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gropius.errors import RunHalted
+from gropius.rollout.apart import Engines
 from gropius.train import aside, memory
 from gropius.train.credit import Known, Part, fresh
 from gropius.train.energy import energies
@@ -107,6 +108,9 @@ def set_bonus(run: Run) -> None:
 def work_of(run: Run, known: Known, reports: Sequence[Sequence[UpdateReport]], in_force: float | None) -> Work:
     """What was computed on a batch, with what the critic did, the coefficient in force, and the memory there is."""
     found = dict(run.critic.metrics) if run.critic is not None else {}
+    handed = run.player.engine.transfer if isinstance(run.player.engine, Engines) else None
+    if handed is not None:
+        found |= {"weights/version": handed.version, "weights/bytes": handed.bytes, "weights/time_s": handed.seconds}
     found |= {} if in_force is None else {"entropy_bonus": in_force}
     return Work(known, reports, run.plan.objective.entropy_in_loss, found | resources(run))
 

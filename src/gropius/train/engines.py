@@ -15,7 +15,7 @@ from gropius.distributed.launch import secret as agreed
 from gropius.errors import EngineError
 from gropius.models.load import LoadedModel
 from gropius.recipe.resolve import Resolved
-from gropius.rollout.apart import Apart, Engines, Start
+from gropius.rollout.apart import Apart, Engines, Host
 from gropius.rollout.engine_process import EngineProcess, Told
 from gropius.rollout.remote import Address
 
@@ -23,9 +23,13 @@ LOOK_S, SAME_S = 0.1, 20.0  # a connection that broke while its engine lived is 
 
 
 def open_engines(
-    resolved: Resolved, loaded: LoadedModel, note: Callable[[str], None], start: Start | None = None
+    resolved: Resolved,
+    loaded: LoadedModel,
+    note: Callable[[str], None],
+    start: Callable[[int, Told], Host] | None = None,
 ) -> Engines:
-    """Start `cluster.engines` engines; whoever asks for them closes them. start: how, None: processes of this machine.
+    """Start `cluster.engines` engines; whoever asks for them closes them. start: how, from what each must be told;
+    None: processes of this machine, or those that the controller of a cluster starts.
 
     Errors: EngineError, with its last words, when one does not come up.
     """
@@ -33,12 +37,17 @@ def open_engines(
     elsewhere = BOOK in os.environ  # the controller of a cluster starts them
     secret = agreed() if elsewhere else new_secret()
     told = Told(resolved.as_dict(), secret, cluster.bind, "", threads_of(resolved), cluster.deadline_s)
-    apart = Apart(cluster.engines, secret, cluster.restarts, resolved.train.mismatch_bound, resolved.model.dtype)
+    bound, beside = resolved.train.mismatch_bound, resolved.train.max_staleness > 0
+    apart = Apart(cluster.engines, secret, cluster.restarts, bound, resolved.model.dtype, keep=beside)
+    posted = Posted(cluster.deadline_s)
 
-    def process(number: int) -> EngineProcess:
-        return EngineProcess(number, replace(told, device=device_of(resolved, number, torch.cuda.device_count())))
+    def begin(number: int) -> Host:
+        if elsewhere and start is None:
+            return posted(number)
+        device = device_of(resolved, number, torch.cuda.device_count())
+        return (start or EngineProcess)(number, replace(told, device=device))
 
-    return Engines(loaded, start or (Posted(cluster.deadline_s) if elsewhere else process), apart, note)
+    return Engines(loaded, begin, apart, note)
 
 
 class Posted:
@@ -92,5 +101,8 @@ def device_of(resolved: Resolved, number: int, gpus: int) -> str:
 
 
 def threads_of(resolved: Resolved) -> int:
-    """CPU threads of one engine: the recipe's, else an equal share of the cores."""
-    return resolved.train.threads or max(1, (os.cpu_count() or 1) // resolved.cluster.engines)
+    """CPU threads of one engine: the recipe's, else an equal share of the cores; the trainer has one where it trains
+    at the same time.
+    """
+    share = resolved.cluster.engines + (resolved.train.max_staleness > 0)
+    return resolved.train.threads or max(1, (os.cpu_count() or 1) // share)

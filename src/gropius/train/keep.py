@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gropius.errors import RunFolderError
 from gropius.models.load import LoadedModel
 from gropius.records.writer import CHECKPOINTS
-from gropius.train import checkpoint, randomness
+from gropius.train import ahead_kept, checkpoint, randomness
 from gropius.train.checkpoint import Snapshot
 from gropius.train.randomness import Randomness
 from gropius.train.retention import Retention
@@ -94,6 +94,8 @@ def snapshot_of(run: Run) -> Snapshot:
     tensors = {"optimiser": run.learner.team.moments(run.learner.optimiser), "random": run.randomness.tensors}
     if run.reference is not None and (kept := run.reference.tensors()):
         tensors["reference"] = dict(kept)
+    if ahead := ahead_kept.as_tensors(run.ahead):
+        tensors["ahead"] = ahead
     run.state.scorer = run.judge.memory() if run.judge is not None else {}
     if run.critic is not None:
         tensors |= run.critic.tensors()
@@ -133,5 +135,6 @@ def put_back(run: Run, snapshot: Snapshot) -> None:
     saved = snapshot.tensors.get("reference")
     if run.reference is not None and saved is not None:
         run.reference.restore(saved)
+    run.ahead = ahead_kept.from_tensors(snapshot.tensors.get("ahead", {}), run.tasks)
     run.randomness = Randomness(facts["random"], dict(snapshot.tensors["random"]))
     randomness.restore(run.randomness)

@@ -9,14 +9,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from gropius.doctor.watch import Watch
-from gropius.errors import EngineError, RunHalted
 from gropius.models.load import LoadedModel
 from gropius.recipe.resolve import Resolved
 from gropius.records.faults import reached
@@ -29,7 +26,8 @@ from gropius.rollout.branch import Branching
 from gropius.rollout.collect import CollectPlan, Player
 from gropius.rollout.select import Selected, SelectionRule, collect_selected
 from gropius.tasks.base import TaskSet
-from gropius.train import advance, checkup, ending, keep, memory, mismatch, randomness, schedule, trained
+from gropius.train import advance, checkup, ending, keep, memory, randomness, schedule, trained
+from gropius.train.ahead import Ahead, Drawn
 from gropius.train.credit import Credit, Known, compare, needs_anchor_pass
 from gropius.train.critic import Critic
 from gropius.train.deadline import within
@@ -40,10 +38,10 @@ from gropius.train.order import TaskOrder
 from gropius.train.progress import Progress
 from gropius.train.randomness import Randomness
 from gropius.train.reference import Reference, refer, score_reference
+from gropius.train.require import require_agreement, sampling_of
 from gropius.train.sequences import cut
 from gropius.train.step import Learner, UpdateReport
 from gropius.train.trained import Work
-from gropius.types import Sampling
 
 
 @dataclass
@@ -97,13 +95,7 @@ class Run:
     watch: Watch | None = None
     judge: InProcessScorer | MixedScorer | None = None
     critic: Critic | None = None
-
-
-def sampling_of(plan: Resolved, loaded: LoadedModel) -> Sampling:
-    """How training responses are drawn: what the recipe says, and the model's own stop tokens."""
-    r = plan.rollout
-    stops = loaded.stop_token_ids
-    return Sampling(r.max_tokens, r.temperature, r.top_p, r.top_k, r.min_p, stops, r.stop_strings)
+    ahead: tuple[Drawn, ...] = ()
 
 
 def train(run: Run) -> Path:
@@ -125,48 +117,60 @@ def all_rounds(run: Run) -> Path:
     plan, state = run.plan, run.state
     order = TaskOrder(run.tasks.train, plan.seed, state.position)
     began = time.monotonic()
+    ahead = Ahead(run, order, lambda step: sample(run, order, step))
     hand_over_weights(run)
     measure_at_the_ends(run, "before")
     if plan.sft.steps and plan.checkpoint.every and state.step == 0:
         keep.unless_kept(run)  # a warm start is not cheap
     if run.stop.asked and state.step < plan.train.steps:
         raise ending.interrupted(run)
-    for step in range(state.step + 1, plan.train.steps + 1):
-        start, cpu_start = time.perf_counter(), time.process_time()
-        batch = asyncio.run(sample(run, order, step))
-        run.player.engine.rest()
-        drawn = time.perf_counter()
-        require_own_weights(run, batch)
-        reached("step.sampled")
-        require_verdicts(run, batch, step)
-        known = score(run, batch, check_sampler=not state.agreed)
-        credit = compare(plan.objective, batch.groups, known, plan.train.updates, run.part_weights)
-        known = refer(run, credit, known)
-        with run.stop.held():
-            in_force = run.learner.bonus
-            reports = update(run, credit, known)
-            advance.adapt_bonus(run, reports)
-            hand_over_weights(run)
-            advance.refresh_reference(run, step)
-            reached("step.updated")
-            state.step, state.position = step, order.position
-            state.waiting = [waiting.as_json(group) for group in batch.waiting]
-            run.randomness = randomness.capture()
-            end = time.perf_counter()
-            times = {"step_time": end - start, "sampling_time_s": drawn - start, "training_time_s": end - drawn}
-            times["cpu_time_s"] = time.process_time() - cpu_start
-            record(run, batch, credit, advance.work_of(run, known, reports, in_force), times)
-            reached("step.recorded")
-            keep.when_due(run)
-            checkup.when_due(run)
-            if run.stop.asked or (plan.train.max_time_s and time.monotonic() - began > plan.train.max_time_s):
-                raise ending.interrupted(run)
+    try:
+        for step in range(state.step + 1, plan.train.steps + 1):
+            one_round(run, ahead, order, (step, began))
+    finally:
+        ahead.close()
     run.keeper.wait()
     reached("run.trained")
     measure_at_the_ends(run, "after")
     reached("run.measured")
     checkup.at_the_end(run)
     return run.writer.folder
+
+
+def one_round(run: Run, ahead: Ahead, order: TaskOrder, at: tuple[int, float]) -> None:
+    """One step: a batch, what is known of it, the updates, the hand-over, and what is written down.
+
+    at: the step, and when the first of this program began. Errors: Interrupted when it was asked to be the last.
+    """
+    plan, state, (step, began) = run.plan, run.state, at
+    start, cpu_start = time.perf_counter(), time.process_time()
+    drawn = ahead.take(step)
+    batch, taken = drawn.batch, time.perf_counter()
+    ahead.begin(step)
+    reached("step.sampled")
+    known = score(run, batch, check_sampler=shows_agreement(run, drawn, ahead))
+    credit = compare(plan.objective, batch.groups, known, plan.train.updates, run.part_weights)
+    known = refer(run, credit, known)
+    with run.stop.held():
+        in_force = run.learner.bonus
+        reports = update(run, credit, known)
+        advance.adapt_bonus(run, reports)
+        ahead.settle()
+        hand_over_weights(run)
+        advance.refresh_reference(run, step)
+        reached("step.updated")
+        state.step, state.position, run.ahead = step, order.position, ahead.waiting()
+        state.waiting = [waiting.as_json(group) for group in batch.waiting]
+        run.randomness = randomness.capture()
+        end = time.perf_counter()
+        times = {"step_time": end - start, "sampling_time_s": taken - start, "training_time_s": end - taken}
+        times |= ahead.measured(drawn, end - start) | {"cpu_time_s": time.process_time() - cpu_start}
+        record(run, batch, credit, advance.work_of(run, known, reports, in_force), times)
+        reached("step.recorded")
+        keep.when_due(run)
+        checkup.when_due(run)
+        if run.stop.asked or (plan.train.max_time_s and time.monotonic() - began > plan.train.max_time_s):
+            raise ending.interrupted(run)
 
 
 def collecting(plan: Resolved, loaded: LoadedModel, step: int, siblings: int = 0) -> tuple[CollectPlan, SelectionRule]:
@@ -203,31 +207,6 @@ async def sample(run: Run, order: TaskOrder, step: int) -> Selected:
     return selected
 
 
-def require_verdicts(run: Run, batch: Selected, step: int) -> None:
-    """Halt, saved as it was before this step, when more responses are void than `void_limit` allows.
-
-    A void verdict is our fault (verifier, sandbox, gold answer): training on the rest would hide it.
-    """
-    verdicts = [e.verdict for group in (*batch.groups, *batch.dropped) for e in group.episodes if e.verdict is not None]
-    reasons = Counter(verdict.outcome.reason for verdict in verdicts if verdict.outcome.status == "void")
-    voids, limit = sum(reasons.values()), run.plan.void_limit
-    if voids and voids == len(verdicts) and limit >= 1:
-        run.progress.note(f"step {step}: every verdict is void: the weights stay as they are. {_commonest(reasons)}")
-    if not voids or voids <= limit * len(verdicts):
-        return
-    keep.now(run)
-    raise RunHalted(
-        f"step {step}: {voids} of {len(verdicts)} verdicts are void, more than void_limit = {limit:g} allows. "
-        f"{_commonest(reasons)}. The weights are those after step {run.state.step}; mend the "
-        f"cause, then: gropius resume {run.writer.folder}"
-    )
-
-
-def _commonest(reasons: Counter[str]) -> str:
-    cause, count = reasons.most_common(1)[0]
-    return f"Most often ({count} times): {cause[:500]}"
-
-
 def score(run: Run, batch: Selected, check_sampler: bool) -> Known:
     """Log-probabilities that must be known before advantages: the anchor's; the reference's for a KL in the reward.
 
@@ -248,6 +227,17 @@ def score(run: Run, batch: Selected, check_sampler: bool) -> Known:
         reference = score_reference(run, run.reference, rows)
     found = Known(anchor, entropy if objective.selection.entropy_top < 1 else None, reference)
     return advance.looked_at(run, found, rows)
+
+
+def shows_agreement(run: Run, drawn: Drawn, ahead: Ahead) -> bool:
+    """Must this batch show that sampler and trainer agree? One of older weights cannot; another is looked at for it."""
+    if run.state.agreed or drawn.digest == run.digest:
+        return not run.state.agreed
+    fresh = ahead.fresh()
+    if fresh is not None:
+        rows = cut(fresh.batch.groups)
+        require_agreement(run, fresh.batch, memory.with_less(run, lambda: run.learner.score(rows)).logprobs)
+    return False
 
 
 def update(run: Run, credit: Credit, known: Known) -> list[list[UpdateReport]]:
@@ -271,48 +261,6 @@ def hand_over_weights(run: Run) -> None:
     run.learner.team.publish(run.loaded.model, run.learner.optimiser.steps)
     run.digest = run.loaded.digest()
     run.player.engine.set_policy(run.learner.optimiser.steps, run.digest)
-
-
-def require_own_weights(run: Run, batch: Selected) -> None:
-    """Halt when a response was drawn from other weights than the policy's: its log-probabilities belong to no one.
-
-    What an earlier step drew of a response carries the versions of its tokens; the rest must be the policy's own.
-    """
-    for group in (*batch.groups, *batch.dropped):
-        for episode in group.episodes:
-            if episode.weight_digest and episode.weight_digest != run.digest:
-                raise EngineError(
-                    f"group {episode.group_id}, member {episode.member}: drawn from weights "
-                    f"{episode.weight_digest[:12]} (version {episode.policy_version}), and the policy is "
-                    f"{run.digest[:12]} (version {run.learner.optimiser.steps}): the engine did not take the weights "
-                    f"over. Nothing was trained on them; `gropius resume {run.writer.folder}` goes on"
-                )
-
-
-def require_agreement(run: Run, batch: Selected, logprobs: Sequence[Any]) -> None:
-    """Stop the run when trainer and sampler give one token two log-probabilities, and say why."""
-    every = [episode for group in batch.groups for episode in group.episodes]
-    fresh = [i for i, episode in enumerate(every) if episode.token_versions is None]
-    if not fresh:
-        return
-    episodes, rows = [every[i] for i in fresh], [cut(batch.groups)[i] for i in fresh]
-    logprobs = [logprobs[i] for i in fresh]
-
-    def rescore(temperature: float) -> Sequence[Any]:
-        learner = run.learner
-        settings = dataclasses.replace(learner.settings, temperature=temperature)
-        other = Learner(learner.forward, learner.objective, learner.optimiser, settings, learner.team)
-        return other.score(rows).logprobs
-
-    sampling, digest = sampling_of(run.plan, run.loaded), run.digest
-    found = mismatch.require_agreement(
-        episodes, logprobs, mismatch.Expected(run.plan.train.mismatch_bound, sampling, digest), rescore
-    )
-    run.state.agreed = True
-    run.progress.note(
-        f"sampler and trainer agree: |difference| mean {found.mean:.2g}, largest {found.largest:.2g} nats over "
-        f"{found.tokens} tokens (bound {run.plan.train.mismatch_bound:g})"
-    )
 
 
 def record(run: Run, batch: Selected, credit: Credit, work: Work, times: dict[str, float]) -> None:

@@ -1,0 +1,116 @@
+"""What staleness costs in learning, and what it buys in time, on the built-in model.
+
+    python benchmarks/staleness.py learning [--staleness 0 1 2 4 8] [--seeds 3] [--steps 40] [--prompts 32]
+    python benchmarks/staleness.py time [--steps 12] [--prompts 64] [--tokens 32]
+
+learning: `arithmetic` from one warm start, with `train.max_staleness` at each value, without and with the correction
+(truncated importance weights, at most 2): the held-out mean of the last weights, its mean over seeds, the 95 % interval
+of that (Student's t), and the difference to the synchronous run of the same seed. Every arm draws the same number of
+samples. Finished runs under --out are reused.
+
+time: seconds of a step, median of all but the first two, and what trainer and engine idled: one process; a trainer and
+an engine that take turns; a trainer and an engine at the same time (`max_staleness = 1`). One thread a process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+from pathlib import Path
+
+from gropius import build
+from gropius.compare.verdict import quantile
+from gropius.recipe import resolve
+from gropius.records.reader import RunReader
+from gropius.train.progress import Silent
+
+CORRECTION = ('objective.ratio.correction="truncate"', "objective.ratio.correction_high=2.0")
+ARMS = {
+    "one process": (),
+    "1 + 1, in turn": ("cluster.engines=1",),
+    "1 + 1, at once": ("cluster.engines=1", "train.max_staleness=1"),
+}
+
+
+def main() -> None:
+    """One of the two measurements."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("learning", "time"))
+    parser.add_argument("--out", type=Path, default=Path("staleness-runs"))
+    parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1, 2, 4, 8])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--prompts", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=32, help="of a response in `time`")
+    given = parser.parse_args()
+    (learning if given.what == "learning" else timing)(given)
+
+
+def warm(out: Path) -> Path:
+    """The folder of a model that got the recipe's warm start, made once."""
+    folder = out / "warm" / "model"
+    if not folder.is_dir():
+        plan = resolve("arithmetic", [f'out="{out}"', 'name="warm"', "train.threads=1", "eval.before=false"])
+        build.sft(plan, Silent())
+    return folder
+
+
+def finished(settings: list[str], folder: Path) -> RunReader:
+    """A run, trained unless it is there."""
+    if not folder.is_dir():
+        named = [f'out="{folder.parent}"', f'name="{folder.name}"', "train.threads=1", *settings]
+        build.train(resolve("arithmetic", named), Silent())
+    return RunReader(folder)
+
+
+def learning(given: argparse.Namespace) -> None:
+    """Held-out after the same number of samples."""
+    model = warm(given.out)
+    common = [
+        f'model.source="{model}"', "model.tiny.layers=4", "sft.steps=0", f"rollout.prompts={given.prompts}",
+        f"train.steps={given.steps}", "eval.every=0", "eval.before=false", "eval.samples=8", "record.rollouts=false",
+        "checkpoint.final=false", "doctor.every=0",
+    ]  # fmt: skip
+    base: list[float] = []
+    print(f"{given.steps} steps of {given.prompts} × 8, {given.seeds} seeds\nstaleness  correction  held-out")
+    for corrected in (False, True):
+        for staleness in given.staleness:
+            ends = []
+            for seed in range(given.seeds):
+                settings = [*common, f"train.max_staleness={staleness}", f"seed={seed}"]
+                settings += CORRECTION if corrected else ()
+                reader = finished(settings, given.out / f"s{staleness}-{'is' if corrected else 'no'}-{seed}")
+                ends.append(next(r["held_out/mean"] for r in reversed(reader.metrics()) if "held_out/mean" in r))
+            base = base or ends
+            gaps = [end - first for end, first in zip(ends, base, strict=True)]
+            word = "truncate" if corrected else "none"
+            print(f"{staleness:9d}  {word:10s}  {interval(ends)}   against synchronous {interval(gaps)}", flush=True)
+
+
+def interval(values: list[float]) -> str:
+    """Mean and 95 % interval over seeds."""
+    mean = statistics.fmean(values)
+    half = quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    return f"{mean:+.3f} [{mean - half:+.3f}, {mean + half:+.3f}]"
+
+
+def timing(given: argparse.Namespace) -> None:
+    """Seconds of a step by layout."""
+    common = [
+        "sft.steps=0", f"rollout.prompts={given.prompts}", f"rollout.max_tokens={given.tokens}", "train.updates=1",
+        f"train.steps={given.steps}", "eval.every=0", "eval.before=false", "eval.after=false", "doctor.every=0",
+        "record.rollouts=false", "checkpoint.final=false", 'objective.selection.dead="keep"',
+    ]  # fmt: skip
+    for name, arm in ARMS.items():
+        folder = given.out / f"time-{name.replace(' ', '').replace(',', '-')}"
+        rows = [row for row in finished([*common, *arm], folder).metrics() if "loss" in row][2:-1]
+        medians = {
+            key: statistics.median([row[key] for row in rows if row.get(key) is not None] or [math.nan])
+            for key in ("step_time", "sampling_time_s", "training_time_s", "idle/trainer_s", "idle/engine_s")
+        }
+        print(f"{name:16s} " + "  ".join(f"{key} {value:.3f}" for key, value in medians.items()), flush=True)
+
+
+if __name__ == "__main__":
+    main()
