@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -122,6 +123,25 @@ def test_engines_are_started_again_no_more_often_than_asked(model: LoadedModel, 
         draw(apart, batch())
 
 
+def test_an_engine_that_does_not_answer_a_hand_over_is_given_up_and_started_again(
+    model: LoadedModel, closing: list
+) -> None:
+    notes: list[str] = []
+    apart, hosts = engines(model, note=notes.append)
+    closing.append(apart)
+    hosts[0].server._hear = lambda *given: None
+    apart._apart, patient = replace(apart._apart, deadline_s=0.2), apart._begin
+
+    def begin(name: str):
+        apart._apart = replace(apart._apart, deadline_s=60.0)
+        return patient(name)
+
+    apart._begin = begin
+    apart.set_policy(0, model.digest())
+    assert len(hosts) == 2 and "did not take the weights over within 0.2 s" in notes[0] and "engine 0" in notes[0]
+    assert ids(draw(apart, batch())) == ids(draw(TorchEngine(model), batch()))
+
+
 def test_a_stranger_without_the_secret_is_not_served(model: LoadedModel, closing: list) -> None:
     from gropius.rollout.remote import RemoteEngine
 
@@ -141,8 +161,6 @@ def test_only_what_is_trained_travels_and_tied_tensors_once(closing: list) -> No
 
 
 def test_a_copy_is_kept_where_the_trainer_moves_meanwhile(model: LoadedModel, closing: list) -> None:
-    from dataclasses import replace
-
     apart, _ = engines(model, dies={0: 2})
     closing.append(apart)
     apart._apart = replace(apart._apart, keep=True)

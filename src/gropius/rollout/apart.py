@@ -46,7 +46,8 @@ class Apart:
     """count: engines. secret: what they ask for. restarts: how often lost ones are started again, all together.
 
     bound: nats that the probe allows on a token, computed in `dtype`. keep: hold a copy of what was handed over, for an
-    engine that is started again while the trainer's own weights move.
+    engine that is started again while the trainer's own weights move. deadline_s: for one hand-over; who is late is
+    lost.
     """
 
     count: int
@@ -55,6 +56,7 @@ class Apart:
     bound: float
     dtype: str = "float32"
     keep: bool = False
+    deadline_s: float = 600.0
 
 
 @dataclass(frozen=True)
@@ -147,8 +149,15 @@ class Engines:
         self.transfer = Transfer(self._policy[0], sum(one.bytes for one in done), max(one.seconds for one in done))
 
     async def _equip(self, engine: RemoteEngine) -> HandOver:
-        done = await self._hand_over(engine)
-        await self._look(engine)
+        deadline_s = self._apart.deadline_s
+        try:
+            async with asyncio.timeout(deadline_s):
+                done = await self._hand_over(engine)
+                await self._look(engine)
+        except TimeoutError:
+            late = f"{engine.name} did not take the weights over within {deadline_s:g} s (cluster.deadline_s)"
+            self._note(late)
+            raise EngineLost(late) from None
         return done
 
     async def _hand_over(self, engine: RemoteEngine) -> HandOver:

@@ -38,7 +38,9 @@ def open_engines(
     secret = agreed() if elsewhere else new_secret()
     told = Told(resolved.as_dict(), secret, cluster.bind, "", threads_of(resolved), cluster.deadline_s)
     bound, beside = resolved.train.mismatch_bound, resolved.train.max_staleness > 0
-    apart = Apart(cluster.engines, secret, cluster.restarts, bound, resolved.model.dtype, keep=beside)
+    apart = Apart(
+        cluster.engines, secret, cluster.restarts, bound, resolved.model.dtype, beside, deadline_s=cluster.deadline_s
+    )
     posted = Posted(cluster.deadline_s)
 
     def begin(number: int) -> Host:
