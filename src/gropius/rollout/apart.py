@@ -7,6 +7,7 @@ and then a probe compares the engine's log-probabilities of a few tokens with th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -81,14 +82,13 @@ class Engines:
         self.transfer: Transfer | None = None
         self.last_probe: probe.Probe | None = None
         self._names = [f"engine {number}" for number in range(apart.count)]
-        with ThreadPoolExecutor(apart.count) as together:
-            started = {name: together.submit(self._begin, name) for name in self._names}
-        try:
+        with contextlib.ExitStack() as undone:
+            undone.callback(self._end)
+            with ThreadPoolExecutor(apart.count) as together:
+                started = {name: together.submit(self._begin, name) for name in self._names}
             for name, job in started.items():
                 self._pool.add(name, job.result())
-        except BaseException:
-            self._end()
-            raise
+            undone.pop_all()
 
     @property
     def loaded(self) -> LoadedModel:

@@ -60,7 +60,7 @@ def from_tensors(tensors: Mapping[str, Tensor], tasks: TaskSet) -> tuple[Drawn, 
 
 
 def _with_tasks(drawn: Drawn, change: Any) -> Drawn:
-    def group(one: Group) -> Group:
+    def _group(one: Group) -> Group:
         greedy = one.baseline_episode
         return dataclasses.replace(
             one,
@@ -70,5 +70,5 @@ def _with_tasks(drawn: Drawn, change: Any) -> Drawn:
         )
 
     batch = drawn.batch
-    groups, dropped = tuple(map(group, batch.groups)), tuple(map(group, batch.dropped))
+    groups, dropped = tuple(map(_group, batch.groups)), tuple(map(_group, batch.dropped))
     return dataclasses.replace(drawn, batch=dataclasses.replace(batch, groups=groups, dropped=dropped))
