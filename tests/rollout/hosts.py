@@ -31,7 +31,7 @@ class InThread:
 
     async def _counted(self, request):
         completion = await self._complete(request)
-        if request.stream[1] >= 0:  # the probe's have a negative step
+        if request.stream[1:2] >= (0,):  # the probe's have a negative step
             self.drawn.append(request.stream)
             if self._dies_after is not None and len(self.drawn) > self._dies_after:
                 self.server._loop.call_soon(self.server._stopped.set)

@@ -92,7 +92,8 @@ class EngineServer:
     def close(self) -> None:
         """Stop listening, drop who is connected."""
         if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._stopped.set)
+            with contextlib.suppress(RuntimeError):  # it has just closed by itself
+                self._loop.call_soon_threadsafe(self._stopped.set)
             self._thread.join(timeout=CONNECT_S)
 
     def _run(self) -> None:
@@ -139,7 +140,7 @@ class EngineServer:
         if "requests" in message:
             for number, request in message["requests"]:
                 jobs[number] = asyncio.ensure_future(self._answer(number, request, writer))
-                jobs[number].add_done_callback(functools.partial(_forget, jobs, number))
+                jobs[number].add_done_callback(functools.partial(_forget, jobs, number, writer))
         elif "cancel" in message:
             if message["cancel"] in jobs:
                 jobs.pop(message["cancel"]).cancel()
@@ -184,5 +185,10 @@ class EngineServer:
             await writer.drain()
 
 
-def _forget(jobs: dict[int, asyncio.Task[None]], number: int, job: asyncio.Task[None]) -> None:
+def _forget(
+    jobs: dict[int, asyncio.Task[None]], number: int, writer: asyncio.StreamWriter, job: asyncio.Task[None]
+) -> None:
+    """A job is over. One that broke is not answered: whoever waits for it learns that by the end of the connection."""
     jobs.pop(number, None)
+    if not job.cancelled() and job.exception() is not None:
+        writer.close()

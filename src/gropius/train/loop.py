@@ -230,10 +230,13 @@ def score(run: Run, batch: Selected, check_sampler: bool) -> Known:
 
 
 def shows_agreement(run: Run, drawn: Drawn, ahead: Ahead) -> bool:
-    """Must this batch show that sampler and trainer agree? One of older weights cannot; another is looked at for it."""
+    """Must this batch show that sampler and trainer agree? One of older weights cannot; another is looked at for it,
+    and where the run draws no more there is nothing left to agree on.
+    """
     if run.state.agreed or drawn.digest == run.digest:
         return not run.state.agreed
     fresh = ahead.fresh()
+    run.state.agreed = fresh is None
     if fresh is not None:
         rows = cut(fresh.batch.groups)
         require_agreement(run, fresh.batch, memory.with_less(run, lambda: run.learner.score(rows)).logprobs)
