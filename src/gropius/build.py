@@ -162,7 +162,9 @@ def engine(resolved: Resolved, loaded: LoadedModel) -> TorchEngine | VllmEngine:
     """An engine of this process, on a whole copy of the weights; whoever asks for it closes it."""
     rollout, train = resolved.rollout, resolved.train
     if rollout.engine == "torch":
-        return TorchEngine(loaded, token_budget=rollout.token_budget, dtype=resolved.model.dtype)
+        return TorchEngine(
+            loaded, token_budget=rollout.token_budget, dtype=resolved.model.dtype, cuda_graphs=rollout.cuda_graphs
+        )
     trainer = Trainer(resolved.model.dtype, train.mismatch_bound, resolved.seed, train.threads)
     return open_vllm(loaded, rollout.vllm.model_dump(), trainer)
 

@@ -182,6 +182,7 @@ class RolloutTable(Table):
     max_turns: Count = Field(1, description="model turns in an episode at most; more than 1 needs an environment")
     max_episode_tokens: Count | None = Field(None, description="tokens after the prompt, the environment's included")
     token_budget: Count | None = Field(None, description="tokens that the engine holds in its cache at once")
+    cuda_graphs: bool = Field(False, description="capture the own engine's decode steps on a GPU (not yet run on one)")
     branches: Count = Field(1, description="siblings that share a trunk, itself among them; 1 = all on their own")
     branch_at: Literal["turn", "token"] = Field("turn", description="what a branch leaves its trunk before")
     branch_choice: Literal["random", "surprising"] = Field("random", description="which turn or token of the trunk")

@@ -82,9 +82,10 @@ class SlotPath:
 
     stable_order = False
 
-    def __init__(self, model: PreTrainedModel, dtype: torch.dtype) -> None:
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, cuda_graphs: bool = False) -> None:
         self.decoder = FusedDecoder(Shadow(model, dtype))
-        self.graphs = StepGraphs(self.decoder) if self.decoder.shadow.device.type == "cuda" else None
+        captured = cuda_graphs and self.decoder.shadow.device.type == "cuda"
+        self.graphs = StepGraphs(self.decoder) if captured else None
         self._rows = 0
 
     def refresh(self) -> None:

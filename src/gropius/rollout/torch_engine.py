@@ -63,6 +63,7 @@ class TorchEngine:
     dtype: of the rollout's matrix products: "float32", "bfloat16", or "auto" (the model's own below 20 M parameters,
     else bfloat16; bfloat16 differs from the float32 trainer by some hundredths in a log-probability).
     path: "auto", "own" (the decode path of this package, for the Llama family) or "transformers".
+    cuda_graphs: capture the steps of the own path on a GPU; without one it changes nothing.
     """
 
     def __init__(
@@ -72,11 +73,12 @@ class TorchEngine:
         token_budget: int = TOKEN_BUDGET,
         dtype: str = "auto",
         path: str = "auto",
+        cuda_graphs: bool = False,
     ) -> None:
         self.loaded = loaded
         self.token_budget = token_budget
         self.stats = EngineStats()
-        self._path, self._description = _choose_path(loaded, dtype, path)
+        self._path, self._description = _choose_path(loaded, dtype, path, cuda_graphs)
         self._vocabulary = int(cast(torch.Tensor, loaded.model.get_input_embeddings().weight).shape[0])
         self._batch = Batch(self._vocabulary, self._decode)
         self._waiting: list[Row] = []
@@ -326,7 +328,7 @@ def position_bytes(model: PreTrainedModel, path: DecodePath) -> int:
     return int(2 * config.num_hidden_layers * heads * width * held.itemsize)
 
 
-def _choose_path(loaded: LoadedModel, dtype: str, path: str) -> tuple[DecodePath, str]:
+def _choose_path(loaded: LoadedModel, dtype: str, path: str, cuda_graphs: bool) -> tuple[DecodePath, str]:
     if path not in ("auto", "own", "transformers"):
         raise ModelError(f'engine path "{path}": choose from auto, own, transformers')
     if dtype != "auto" and dtype not in DTYPES:
@@ -342,4 +344,6 @@ def _choose_path(loaded: LoadedModel, dtype: str, path: str) -> tuple[DecodePath
         return CachePath(model), f"decode path: transformers' own cache, {str(own)[6:]} ({reason})"
     size = sum(parameter.numel() for parameter in model.parameters())
     chosen = DTYPES[dtype] if dtype != "auto" else (own if size < SMALL_MODEL else torch.bfloat16)
-    return SlotPath(model, chosen), f"decode path: own, {str(chosen)[6:]} ({type(model).__name__}, {size:,} parameters)"
+    slots = SlotPath(model, chosen, cuda_graphs)
+    graphs = ", steps captured as CUDA graphs" if slots.graphs is not None else ""
+    return slots, f"decode path: own, {str(chosen)[6:]}{graphs} ({type(model).__name__}, {size:,} parameters)"
