@@ -323,7 +323,7 @@ def _copy(row: TrainSequence, n: int) -> TrainSequence:
     """The n-th copy: another first token, or it would share every token with the first."""
     prompt = row.prompt_ids.copy()
     if n:
-        prompt[0] = n
+        prompt[0] = (prompt[0] + n) % 16
     return dataclasses.replace(row, group_id=f"{row.group_id}/{n}", prompt_ids=prompt)
 
 
