@@ -174,9 +174,9 @@ def test_the_keys_of_a_recipe_reach_the_forward_pass(tmp_path):
     from gropius import build as root
 
     made = []
-    honest = root._learner
+    honest = root.learner_for
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(root, "_learner", lambda *given: made.append(honest(*given)) or made[-1])
+        patch.setattr(root, "learner_for", lambda *given: made.append(honest(*given)) or made[-1])
         quick = ["train.steps=2", "eval.before=false", "eval.after=false"]
         settings = ["model.dtype=bfloat16", "model.head_dtype=float32", "train.recompute=true"]
         run_small(tmp_path, *quick, *settings, "name=a", "train.optimiser=adamw_8bit")

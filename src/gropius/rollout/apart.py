@@ -23,6 +23,8 @@ from gropius.rollout.remote import Address, EngineLost, HandOver, RemoteEngine
 from gropius.rollout.vllm import probe
 from gropius.types import Completion, Request
 
+LOOKS, BETWEEN_LOOKS_S = 40, 0.05  # for the end of a process whose connection broke
+
 
 class Host(Protocol):
     """An engine in another process, however that was started."""
@@ -179,13 +181,13 @@ class Engines:
         return engine
 
     async def _again(self, name: str) -> RemoteEngine:
+        words = await self._last_words(name)
         if self._restarts >= self._apart.restarts:
             raise EngineLost(
-                f"{self._last_words(name)}; engines were started again {self._restarts} times "
+                f"{words}; engines were started again {self._restarts} times "
                 f"(cluster.restarts = {self._apart.restarts}). Mend the cause, then resume the run"
             )
         self._restarts += 1
-        words = self._last_words(name)
         self._note(f"{words}; it is started again ({self._restarts} of {self._apart.restarts})")
         return await asyncio.to_thread(self._begin, name)
 
@@ -197,9 +199,17 @@ class Engines:
         host = self._hosts[name] = self._start(int(name.rpartition(" ")[2]))
         return RemoteEngine(host.address, self._apart.secret)
 
-    def _last_words(self, name: str) -> str:
+    async def _last_words(self, name: str) -> str:
+        """How it ended. Its connection breaks before its end can be seen, so that is waited for, but not for long."""
         host = self._hosts.get(name)
-        how = host.ended() if host is not None else ""
+        if host is None:
+            return f"{name} was lost"
+        how = host.ended()
+        for _ in range(LOOKS):
+            if how:
+                break
+            await asyncio.sleep(BETWEEN_LOOKS_S)
+            how = host.ended()
         return f"{name} was lost" + (f": {how}" if how else "")
 
     def _live(self) -> Iterator[tuple[str, NDArray[Any]]]:
