@@ -132,6 +132,7 @@ class Parts:
 
 
 def open_parts(resolved: Resolved, progress: Progress, folder: Path | None = None, team: Team | None = None) -> Parts:
+    """What a recipe's verbs have in common; whoever asks for it closes it. folder: of a model, None is the recipe's."""
     torch.set_num_threads(resolved.train.threads or torch.get_num_threads())
     found = tasks(resolved)
     require_partner(found, resolved.rollout.max_turns)
@@ -180,6 +181,7 @@ def forward(resolved: Resolved, policy: PreTrainedModel) -> Forward:
 
 
 def learner_for(resolved: Resolved, parts: Parts, objective: Objective, settings: OptimiserSettings) -> Learner:
+    """The policy under an objective, over all ranks of the team."""
     way = parts.team.join(POLICY, parts.loaded.model, functools.partial(forward, resolved))
     optimiser = Optimiser(way.model, settings)
     parts.team.lead("optimiser", settings)
@@ -328,6 +330,7 @@ def critic_for(resolved: Resolved, learner: Learner) -> Critic | None:
 
 
 def warm_up(resolved: Resolved, parts: Parts, progress: Progress, stop: StopRequest | None = None) -> None:
+    """The supervised steps before the first round, on the tasks' own solutions."""
     s = resolved.sft
     learner = learner_for(resolved, parts, imitation(), settings_of(s, resolved.train))
     learner.settings = LearnerSettings(pack_tokens=resolved.train.pack_tokens)

@@ -62,11 +62,7 @@ def command(
     if cluster:
         if probe is not None or budget is not None:
             raise UsageError("--cluster simulates a step as SOURCE describes it; leave --probe and --budget out")
-        from gropius.cli.plan_cluster import simulated
-
-        layouts = simulated(source, model, machine, settings, as_json)
-        if as_json:
-            print_json({"cluster": layouts})
+        _simulate(source, model, machine, settings, as_json)
         return
     if source is None and model is None:
         raise UsageError(
@@ -97,6 +93,14 @@ def command(
             print_cost(costs)
     if as_json:
         print_json(report)
+
+
+def _simulate(source: Path | None, model: Path | None, machine: str, settings: list[str], as_json: bool) -> None:
+    from gropius.cli.plan_cluster import simulated
+
+    layouts = simulated(source, model, machine, settings, as_json)
+    if as_json:
+        print_json({"cluster": layouts})
 
 
 def _question(settings: list[str]) -> Question:
