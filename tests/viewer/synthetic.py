@@ -96,7 +96,7 @@ def trained(objective: Objective, records: Sequence[ResponseRecord]) -> tuple[li
 
     rows = [
         Response(r.group_id, r.reward, r.loss_mask, r.status or "void", r.truncated, r.raw, anchor=np.asarray(r.anchor),
-                 reference=np.asarray(r.reference))
+                 reference=np.asarray(r.reference), entropy=r.entropy)
         for r in records
     ]  # fmt: skip
     assignment = assign(objective, rows)
@@ -107,7 +107,7 @@ def trained(objective: Objective, records: Sequence[ResponseRecord]) -> tuple[li
         full = replace(record, state=states[record.group_id], advantage=advantage, weight=given.weight,
                        skipped=given.skipped, update=-1 if given.skipped else 0)  # fmt: skip
         zero = np.zeros(len(record.response_ids))
-        contribution = zero if advantage is None else np.array(evaluate(objective, full)["contribution"])
+        contribution = zero if advantage is None else np.array(evaluate(objective, full, given.keep)["contribution"])
         out.append(replace(full, contribution=contribution))
         losses.append(math.fsum(contribution))
     return out, math.fsum(losses)

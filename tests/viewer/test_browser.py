@@ -272,6 +272,17 @@ def test_a_deep_link_opens_the_token_with_its_arithmetic(site: Site) -> None:
     ]
 
 
+def test_pointing_at_a_token_shows_its_arithmetic_and_leaving_shows_the_chosen_one(site: Site) -> None:
+    site.open(f"{GROUP}/responses/0?token=3", ".token.at")
+    site.until(lambda: "Gradient in log π" in site.words(".token-facts"), "the arithmetic")
+    chosen = site.words(".token-facts")
+    webdriver.ActionChains(site.browser).move_to_element(site.find("#token-5")).perform()
+    site.until(lambda: "token 5," in site.words(".token-facts"), "the token under the pointer")
+    assert "Gradient in log π" in site.words(".token-facts") and "token=3" in site.path()
+    webdriver.ActionChains(site.browser).move_to_element(site.find("h1")).perform()
+    site.until(lambda: site.words(".token-facts") == chosen, "the chosen token again")
+
+
 def test_turns_and_tool_calls_are_told_apart(site: Site) -> None:
     site.open("/runs/synthetic/steps/3/groups/000003-0005/responses/7?token=4", ".token.at")
     assert len(site.texts(".segment.model")) == 2 and len(site.texts(".segment.environment")) == 1
@@ -290,6 +301,43 @@ def test_queues_filter_and_text_search_narrow_the_list(site: Site) -> None:
     site.press("/")
     site.press("think step", Keys.ENTER)
     site.until(lambda: len(site.all("a.group-row")) == 1, "one group with the text")
+
+
+def test_a_list_taller_than_a_browser_allows_reaches_its_last_row(site: Site) -> None:
+    """The answers of the server are stretched to a million groups, far beyond the tallest element there is."""
+    stretched = """
+        const real = window.fetch;
+        window.fetch = async (url, ...rest) => {
+          const asked = new URL(url, location.href);
+          if (!asked.pathname.endsWith('/groups') || !asked.searchParams.has('offset')) return real(url, ...rest);
+          const offset = Number(asked.searchParams.get('offset'));
+          window.asked = (window.asked || 0) + 1;
+          asked.searchParams.set('offset', 0);
+          const body = await (await real(asked, ...rest)).json();
+          const rows = Array.from({length: Math.min(100, 1e6 - offset)}, (_, i) =>
+            ({...body.rows[i % body.rows.length], group_id: `g${offset + i}`}));
+          return new Response(JSON.stringify({...body, rows, total: 1e6}));
+        };"""
+    added = site.browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": stretched})
+    rows = "return [...document.querySelectorAll('a.group-row[data-at]')].map(e => [+e.dataset.at, e.innerText])"
+    last = "return document.querySelector('[data-at=\"999999\"]')?.getBoundingClientRect().bottom <= innerHeight"
+    move = "scrollTo(0, arguments[0] * (document.documentElement.scrollHeight - innerHeight))"
+    try:
+        site.open("/runs/synthetic/groups", "a.group-row[data-at]")
+        assert site.run("return document.querySelector('.row').getAttribute('aria-setsize')") == "1000000"
+        for share, near in ((0.5, 500_000), (0.123, 123_000), (1, 999_999), (0, 0)):
+            site.run(move, share)
+            site.until(lambda n=near: any(abs(at - n) < 100 for at, _ in site.run(rows)), f"{near}")  # type: ignore[misc]
+            assert all(text.startswith(f"g{at}") for at, text in site.run(rows))
+        site.run(move, 1)
+        site.until(lambda: site.run(last), "the last row, whole")
+        for _ in range(40):
+            site.run("scrollBy(0, -20000)")
+        site.run(move, 0.25)
+        site.until(lambda: any(abs(at - 250_000) < 100 for at, _ in site.run(rows)), "where the dragging ended")
+        assert site.run("return window.asked") < 60
+    finally:
+        site.browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
 
 
 def test_a_run_being_written_is_followed(site: Site, runs: Path) -> None:
@@ -345,8 +393,11 @@ def test_the_worked_batch_on_the_page_is_the_lesson_s(site: Site) -> None:
     assert "+0.1313" in cell
     assert any("+1.080685 with KL" in text for text in site.texts(".worked td"))
     site.click("button.small", "4 and 0.25")
-    first = ".worked tbody tr:nth-child(1) td"
-    site.until(lambda: site.texts(first)[-7].split()[:1] == ["+1"], "a ratio of 1 by sequence")
+    inputs = ".worked table tbody tr:first-child input"
+    values = site.run("return [...document.querySelectorAll(arguments[0])].map(e => e.value)", inputs)
+    assert values[1:3] == ["4", "0.25"]
+    first = ".worked table:not(:has(input)) tbody tr:first-child td"
+    site.until(lambda: [site.texts(first)[i].split()[0] for i in (0, 3)] == ["+1", "+1"], "a ratio of 1 by sequence")
 
 
 def test_what_a_log_does_not_hold_is_said_where_it_would_stand(site: Site) -> None:

@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 from conftest import TOKEN
 from starlette.testclient import TestClient
@@ -230,6 +231,23 @@ class TestResponse:
         assert all(window["columns"][name][3:7] == [None] * 4 for name in ("advantage", "credit", "log_ratio"))
         made = get(client, f"{path}/arithmetic")
         assert made["contribution"][3:7] == made["gradient"][3:7] == [0.0] * 4 and made["gap"] < 1e-9
+
+    @pytest.mark.parametrize("over", ["batch", "response"])
+    def test_tokens_left_out_for_their_entropy_are_told_and_the_sum_closes(self, tmp_path: Path, over: str) -> None:
+        objective = resolve("grpo", {"selection.entropy_top": 0.3, "selection.entropy_over": over})
+        make_run(tmp_path / "a", steps=1, objective=objective).close()
+        records = [r for r in RunReader(tmp_path / "a").rollouts(1) if r.advantage is not None]
+        pool = np.concatenate([r.entropy for r in records])
+        client, seen = client_of(tmp_path / "a"), 0
+        for record in records[:12]:
+            path = f"runs/a/steps/1/groups/{record.group_id}/responses/{record.member}/arithmetic"
+            made = get(client, path)
+            own = np.asarray(record.entropy, np.float64)
+            expected = own >= np.quantile(np.asarray(pool if over == "batch" else own, np.float64), 0.7)
+            assert made["kept"] == expected.tolist() and made["gap"] < 1e-9
+            assert [k for k, c in zip(made["kept"], made["correction"], strict=True) if k != bool(c)] == []
+            seen += int(not expected.all())
+        assert seen
 
     def test_a_void_response_opens_and_has_no_arithmetic(self, client: TestClient) -> None:
         path = "runs/synthetic/steps/5/groups/000005-0002/responses/0"

@@ -7,8 +7,10 @@ import math
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from gropius.objective.marks import entropy_threshold
 from gropius.objective.spec import Objective
 from gropius.records.replay import in_force
 from gropius.records.schema import GREEDY_MEMBER, NEVER_TRAINED, ResponseRecord
@@ -155,12 +157,14 @@ def arithmetic(store: RunStore, step: int, group_id: str, member: int, start: in
     record = records[0]
     needed = ["policy", "anchor", "weight"] + (["reference"] if objective.kl_in_loss else [])
     needed += ["policy_entropy"] if objective.entropy_in_loss else []
+    needed += ["entropy"] if objective.selection.entropy_top < 1 else []
     if objective.needs_fresh:
         return {"missing": "what the whole optimiser batch decides"}
     lacking = [name for name in needed if getattr(record, name) is None]
     if lacking or record.advantage is None:
         return {"missing": ", ".join(lacking or ["advantage"])}
-    made = evaluate(in_force(objective, store.metrics().get(step, {}).get("entropy_bonus")), record)
+    objective = in_force(objective, store.metrics().get(step, {}).get("entropy_bonus"))
+    made = evaluate(objective, record, _kept(store, objective, record))
     lists = {name: values for name, values in made.items() if isinstance(values, list)}
     most = {name: max((abs(value) for value in values), default=0.0) for name, values in lists.items()}
     first = max(start, 0)
@@ -168,8 +172,30 @@ def arithmetic(store: RunStore, step: int, group_id: str, member: int, start: in
     return dict(strict({**made, **window, "start": first, "most": most}))
 
 
-def evaluate(objective: Objective, record: ResponseRecord) -> dict[str, Any]:
-    """The loss of one recorded response by the package. Imports torch here, when it is first asked for."""
+def _kept(store: RunStore, objective: Objective, record: ResponseRecord) -> NDArray[np.bool_] | None:
+    """[T] True where the policy term stays under `selection.entropy_top`; None where it stays everywhere.
+
+    The threshold is made again from what was recorded: the entropies of all tokens with a weight in the same optimiser
+    step, or in this response alone.
+    """
+    axis = objective.selection
+    if axis.entropy_top >= 1:
+        return None
+    own = np.asarray(record.entropy, np.float64)
+    pools = [own[np.asarray(record.weight) != 0]]
+    table = store.table(record.step, ["update", "entropy", "weight"]) if axis.entropy_over == "batch" else None
+    if table is not None:
+        rows = table.filter(pc.field("update") == record.update).drop_null()
+        every, weight = (rows[name].combine_chunks().flatten().to_numpy() for name in ("entropy", "weight"))
+        pools = [every.astype(np.float64)[weight != 0]]
+    return np.asarray(own >= entropy_threshold(pools, axis.entropy_top))
+
+
+def evaluate(objective: Objective, record: ResponseRecord, kept: NDArray[np.bool_] | None = None) -> dict[str, Any]:
+    """The loss of one recorded response by the package. Imports torch here, when it is first asked for.
+
+    kept: [T] False where the policy term is left out.
+    """
     import torch
 
     from gropius.objective.loss import Tokens, loss
@@ -190,6 +216,7 @@ def evaluate(objective: Objective, record: ResponseRecord) -> dict[str, Any]:
         advantage=tensor(advantage) * mask,
         weight=tensor(record.weight),
         sequences=1,
+        keep=None if kept is None else torch.from_numpy(kept),
         anchor=tensor(record.anchor),
         sampler=optional(record.sampler),
         reference=optional(record.reference),
@@ -211,6 +238,7 @@ def evaluate(objective: Objective, record: ResponseRecord) -> dict[str, Any]:
         "ratio": out.ratio.detach().tolist(),
         "clipped": out.flat.tolist(),
         "surrogate": out.surrogate.detach().tolist(),
+        **({"kept": kept.tolist()} if kept is not None else {}),
         "kl": out.kl.detach().tolist(),
         **({"entropy": (tokens.entropy * mask).tolist()} if tokens.entropy is not None else {}),
         **({"imitation": tokens.imitation.tolist()} if tokens.imitation is not None else {}),

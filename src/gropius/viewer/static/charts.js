@@ -119,11 +119,11 @@ function whole(spec) {
   return near ? 1 : undefined;
 }
 
-// A line that never moves gets an axis of its own size instead of one from -1 to 1.
+// A line that never moves gets an axis of its own size instead of one from -1 to 1; at 0 it stands at the foot.
 function level(spec) {
   const values = spec.lines.flatMap((line) => line.y).filter((y) => y !== null && y !== undefined);
   if (!values.length || values.some((y) => y !== values[0])) return undefined;
-  return values[0] ? [Math.min(0, 2 * values[0]), Math.max(0, 2 * values[0])] : [-0.5, 0.5];
+  return values[0] ? [Math.min(0, 2 * values[0]), Math.max(0, 2 * values[0])] : [0, 1];
 }
 
 // The library reads a little markup in names; ours have none.

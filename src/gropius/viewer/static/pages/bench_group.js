@@ -10,7 +10,7 @@ const CASES = [["1,1,0,0"], ["1,0,0,0"], ["1,1,1,0"], ["1,2,3"], ["0,0,0,0"], ["
 const LAST = 9;
 const BASELINES = ["group_mean", "leave_one_out", "none"];
 const SCALES = ["group_std", "none", "group_mean"];
-const ASKED = ["one_task", "unscaled", "epsilon", "loo", "batch", "identical"];
+const ASKED = ["one_task", "unscaled", "epsilon", "loo", "fit", "batch", "identical"];
 
 export async function groupBench(main, query, { presets, remember }) {
   const start = { preset: query.get("preset") || "grpo", rewards: read(query.get("rewards")) || [1, 1, 0, 0] };

@@ -103,7 +103,7 @@ function example(node) {
     const rows = found.groups[0].responses.map((r, i) => ({ cells: [t("worked.answer", { i: i + 1 }), ...r.tokens.flatMap((token, j) => [[signed(token.surrogate), token.clipped ? h("span", { class: "flag" }, t("worked.clipped")) : null, s.beta && token.kl ? h("span", { class: "how" }, t("worked.full", { value: signed(token.surrogate - s.beta * token.kl, 7) })) : null], num(token.kl), gradients(task.groups[0].responses[i].tokens[j], token)]), signed((r.tokens[0].surrogate + r.tokens[1].surrogate) / 2)] }));
     replace(out, table(t("worked.title"), ["", ...[1, 2].flatMap((i) => [t("worked.term", { i }), t("worked.kl", { i }), t("worked.gradient", { i })]), t("worked.mean")], rows),
       h("dl", { class: "pairs results" }, h("dt", {}, t("worked.task")), h("dd", { id: "worked-task" }, num(-task.loss, 6)), h("dt", {}, t("worked.objective")), h("dd", { id: "worked-objective" }, num(-found.loss, 6)), h("dt", {}, t("worked.loss")), h("dd", {}, num(found.loss, 6)), h("dt", {}, t("worked.clip_fraction")), h("dd", {}, num(found.metrics.clip_fraction))),
-      h("p", { class: "quiet" }, t("worked.note")), questions(["clip", "sequence", "roles"]));
+      h("p", { class: "quiet" }, t("worked.note")), questions(["broadcast", "clip", "sequence", "round", "roles"]));
   }
 
   replace(node, h("h2", {}, t("worked.title")), h("p", { class: "quiet" }, t("worked.lede")), inputs, out);

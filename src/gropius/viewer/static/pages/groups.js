@@ -10,6 +10,7 @@ const SORTS = ["order", "newest", "mean", "mean_desc", "spread", "longest", "adv
 const PAGE = 100;
 const ROW = 44;
 const TALLEST = 15_000_000;
+const AT_ONCE = 3;
 
 export async function groupsPage(main, [id], query) {
   const run = await get(`runs/${encodeURIComponent(id)}`);
@@ -26,6 +27,7 @@ function makeView(id, run, state) {
   const asked = new Set();
   let total = 0;
   let focus = -1;
+  let flying = 0;
   let timer = null;
   const ask = latest((given, signal) => get(`runs/${encodeURIComponent(id)}/groups`, given, signal));
   const list = h("div", { class: "rows", role: "list", "aria-label": t("groups.list") });
@@ -73,10 +75,13 @@ function makeView(id, run, state) {
     return t(state.step && found.problems.length ? "groups.none_damaged" : "groups.none");
   }
 
+  // A few pages at a time: who drags past thousands of rows waits for those where the dragging ends, not for all.
   async function need(page) {
-    if (asked.has(page)) return;
+    if (asked.has(page) || flying >= AT_ONCE) return;
     asked.add(page);
+    flying += 1;
     const found = await get(`runs/${encodeURIComponent(id)}/groups`, given(page * PAGE)).catch(() => null);
+    flying -= 1;
     if (!found) { asked.delete(page); return; }
     pages.set(page, found.rows);
     paint();
@@ -101,22 +106,25 @@ function makeView(id, run, state) {
     for (let i = first; i < last; i++) {
       const page = Math.floor(i / PAGE);
       const row = pages.get(page)?.[i % PAGE];
-      if (!row) { need(page); continue; }
-      rows.push(line(row, i, scrolled + (i - anchor) * ROW));
+      if (!row) need(page);
+      rows.push(placed(row ? line(row, i) : h("div", { class: "row", "aria-hidden": "true" }, h("span", { class: "group-row quiet" }, num(i + 1))), scrolled + (i - anchor) * ROW));
     }
     replace(list, rows);
     if (inside) list.querySelector(`[data-at="${focus}"]`)?.focus({ preventScroll: true });
   }
 
-  function line(row, i, y) {
-    const node = h("div", { role: "listitem", class: "row", "aria-setsize": total, "aria-posinset": i + 1 },
+  function placed(node, y) {
+    node.style.setProperty("transform", `translateY(${y}px)`);
+    return node;
+  }
+
+  function line(row, i) {
+    return h("div", { role: "listitem", class: "row", "aria-setsize": total, "aria-posinset": i + 1 },
       h("a", { class: "group-row", href: place.group(id, row.step, row.group_id), "data-at": i, onfocus: () => { focus = i; } },
         h("span", { class: "cell id" }, row.group_id), h("span", { class: "cell bars" }, strip(row.rewards, row.advantages), h("span", { class: "unseen" }, t("siblings.count", { count: row.size }))),
         h("span", { class: "cell figure mean" }, num(row.mean, 3)), h("span", { class: "cell figure std" }, row.std === null ? "–" : `± ${num(row.std, 3)}`),
         h("span", { class: "cell" }, stateMark(row.state)), h("span", { class: "cell figure long" }, t("tokens.count", { count: num(row.longest) })),
         h("span", { class: "cell flags" }, flags(row)), h("span", { class: "cell task" }, inert(row.task_key))));
-    node.style.setProperty("transform", `translateY(${y}px)`);
-    return node;
   }
 
   function change(values, keepFrom = false) {

@@ -218,7 +218,7 @@ function tokenFacts(where, found, made, i, local) {
   if (made) {
     const at = local;
     pair("token.ratio", num(made.ratio[at]), made.clipped[at] ? t("token.flat") : null);
-    pair("token.surrogate", signed(made.surrogate[at]));
+    pair("token.surrogate", signed(made.surrogate[at]), made.kept && !made.kept[at] ? t("token.left_out") : null);
     if (where.head.kl_in_loss) pair("token.kl", num(made.kl[at]), `× ${num(where.head.coefficient)}`);
     if (where.head.entropy_bonus && made.entropy) pair("token.bonus", num(made.entropy[at]), `× ${num(where.head.entropy_bonus)}`);
     pair("token.contribution", signed(made.contribution[at]), equation(where.head, column("weight"), made, local));
