@@ -1,42 +1,18 @@
-"""The pages in a real browser: no console error, keys, deep links, live update, inert text, access, golden figures.
+"""The pages in a real browser: no console error, keys, deep links, live update, inert text, access.
 
 Skipped with a message where chromium, its driver or selenium is absent.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import runpy
-import shutil
-import socket
-import threading
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import uvicorn
-from conftest import TOKEN
+from browser import AXE, Keys, Site, check_accessible, webdriver
 from synthetic import make_run, write_step
 
-from gropius.objective.presets import PRESETS, resolve
-from gropius.viewer.library import Library
-from gropius.viewer.server import application
-
-webdriver = pytest.importorskip("selenium.webdriver", reason="no browser tests: selenium is not installed")
-from selenium.webdriver.common.by import By  # noqa: E402
-from selenium.webdriver.common.keys import Keys  # noqa: E402
-
-GOLDEN = json.loads((Path(__file__).parent / "golden.json").read_text(encoding="utf-8"))
-ROOT = Path(__file__).parents[2]
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-DRIVER = shutil.which("chromedriver")
-AXE = Path(os.environ.get("GROPIUS_AXE", ROOT / ".venv" / "axe" / "node_modules" / "axe-core" / "axe.min.js"))
-if not CHROMIUM or not DRIVER:
-    pytest.skip("no browser tests: chromium and chromedriver are not installed", allow_module_level=True)
+from gropius.objective.presets import resolve
 
 GROUP = "/runs/synthetic/steps/4/groups/000004-0001"
 PAGES = {
@@ -58,110 +34,6 @@ PAGES = {
 }
 
 
-class Site:
-    """A served library and a browser that looks at it."""
-
-    def __init__(self, browser: Any, port: int) -> None:
-        self.browser, self.base = browser, f"http://127.0.0.1:{port}"
-
-    def open(self, path: str, wait_for: str = "h1") -> None:
-        self.browser.get(self.base + path)
-        self.find(wait_for)
-
-    def find(self, selector: str) -> Any:
-        return self.until(lambda: self.browser.find_elements(By.CSS_SELECTOR, selector) or None, selector)[0]
-
-    def all(self, selector: str) -> list[Any]:
-        return list(self.browser.find_elements(By.CSS_SELECTOR, selector))
-
-    def until(self, holds: Callable[[], Any], what: str = "") -> Any:
-        for _ in range(2400):  # patience for a busy machine, not a bound on anything
-            if found := holds():
-                return found
-            time.sleep(0.025)
-        raise AssertionError(f"not seen: {what}; the page says {self.text()[:500]!r}; {self.complaints()}")
-
-    def text(self) -> str:
-        return str(self.browser.find_element(By.TAG_NAME, "body").text)
-
-    def run(self, script: str, *arguments: Any) -> Any:
-        return self.browser.execute_script(script, *arguments)
-
-    def press(self, *keys: str) -> None:
-        webdriver.ActionChains(self.browser).send_keys(*keys).perform()
-
-    def words(self, selector: str) -> str:
-        """The text of an element that may be replaced at any moment; empty when it is not there."""
-        return str(self.run("return document.querySelector(arguments[0])?.innerText ?? ''", selector))
-
-    def texts(self, selector: str) -> list[str]:
-        """The texts of all such elements at one moment."""
-        return list(self.run("return [...document.querySelectorAll(arguments[0])].map(e => e.innerText)", selector))
-
-    def click(self, selector: str, words: str = "") -> None:
-        """Click the first such element that begins with the words."""
-        script = (
-            "const all = [...document.querySelectorAll(arguments[0])];"
-            "const e = all.find(e => e.innerText.trim().startsWith(arguments[1]));"
-            "if (e) e.click(); return Boolean(e)"
-        )
-        self.until(lambda: self.run(script, selector, words), f"{selector} {words}")
-
-    def path(self) -> str:
-        return str(self.run("return location.pathname + location.search"))
-
-    def complaints(self) -> list[str]:
-        return [entry["message"] for entry in self.browser.get_log("browser")]
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, run_folder: Path) -> Path:
-    folder = tmp_path_factory.mktemp("library")
-    shutil.copytree(run_folder, folder / "synthetic")
-    make_run(folder / "other", steps=3, objective=resolve("dr_grpo")).close()
-    return folder
-
-
-@pytest.fixture(scope="module")
-def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    write = runpy.run_path(str(ROOT / "tests" / "doctor" / "test_foreign.py"), run_name="logs")["trl"]
-    folder = tmp_path_factory.mktemp("logs") / "foreign"
-    folder.mkdir()
-    write(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def site(runs: Path, foreign: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    port = listener.getsockname()[1]
-    server = uvicorn.Server(uvicorn.Config(application(Library([runs, foreign]), TOKEN, port), log_level="error"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for argument in (
-        "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-        "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage",
-        f"--user-data-dir={tmp_path_factory.mktemp('browser')}", "--window-size=1280,900", "--lang=en",
-    ):  # fmt: skip
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    try:
-        site = Site(browser, port)
-        still = [{"name": "prefers-reduced-motion", "value": "reduce"}]
-        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": still})
-        site.open(f"/?token={TOKEN}")
-        site.run("localStorage.setItem('language', 'en'); localStorage.setItem('theme', 'light')")
-        yield site
-    finally:
-        browser.quit()
-        server.should_exit = True
-        thread.join(timeout=10)
-
-
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_opens_without_a_complaint_and_is_accessible(site: Site, name: str) -> None:
     path, seen = PAGES[name]
@@ -176,17 +48,6 @@ def test_a_page_opens_without_a_complaint_and_is_accessible(site: Site, name: st
         site.run("document.documentElement.dataset.theme = arguments[0]", theme)
         check_accessible(site, f"{name}, {theme}")
     assert site.complaints() == []
-
-
-def check_accessible(site: Site, where: str) -> None:
-    if not AXE.is_file():
-        return
-    site.run(AXE.read_text(encoding="utf-8"))
-    found = site.browser.execute_async_script(
-        "const done = arguments[0]; axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa']})"
-        ".then(r => done(r.violations.map(v => v.id + ': ' + v.nodes.slice(0, 3).map(n => n.html).join(' | '))))"
-    )
-    assert found == [], where
 
 
 def test_axe_is_there_or_said_to_be_absent() -> None:
@@ -355,51 +216,6 @@ def test_a_run_being_written_is_followed(site: Site, runs: Path) -> None:
     site.until(lambda: "finished" in site.words(".status"), "the end")
 
 
-def test_language_and_theme_change_and_are_kept(site: Site) -> None:
-    site.open("/bench/group", ".replay")
-    site.click("button.tool", "中文")
-    site.until(lambda: "一个组，一步一步" in site.text(), "Chinese")
-    assert site.run("return document.documentElement.lang") == "zh-Hans"
-    site.open("/bench/kl", ".stage table")
-    assert "同一个 KL 的三个估计量" in site.text()
-    site.click("button.tool", "English")
-    site.until(lambda: "Three estimators" in site.text(), "English")
-    before = site.run("return document.documentElement.dataset.theme")
-    site.click("button[aria-label='Light or dark']")
-    after = site.run("return document.documentElement.dataset.theme")
-    site.open("/bench/kl")
-    assert before != after == site.run("return document.documentElement.dataset.theme")
-    site.click("button[aria-label='Light or dark']")
-
-
-@pytest.mark.parametrize("case", GOLDEN["group"], ids=lambda case: case["name"])
-def test_the_page_shows_the_golden_numbers(site: Site, case: dict[str, Any]) -> None:
-    query = "&".join(
-        [f"rewards={','.join(map(str, case['body']['rewards']))}", f"preset={case['body'].get('preset', 'grpo')}"]
-        + [f"{key}={value}" for key, value in case["body"].get("overrides", {}).items()]
-    )
-    site.open(f"/bench/group?{query}", ".replay .strong td")
-    for row, key in ((3, "centred"), (5, "advantages")):
-        shown = site.texts(f".replay tbody tr:nth-child({row}) td")
-        values = [float(text.replace("−", "-").replace("+", "")) for text in shown]
-        assert values == pytest.approx(case[key], rel=5e-4, abs=1e-12)
-
-
-def test_the_worked_batch_on_the_page_is_the_lesson_s(site: Site) -> None:
-    site.open("/bench/ratio", "#worked-objective")
-    assert site.words("#worked-task") == "0.0125"
-    assert float(site.words("#worked-objective")) == pytest.approx(0.010086, abs=1e-6)
-    cell = next(text for text in site.texts(".worked td") if "0.1375" in text)
-    assert "+0.1313" in cell
-    assert any("+1.080685 with KL" in text for text in site.texts(".worked td"))
-    site.click("button.small", "4 and 0.25")
-    inputs = ".worked table tbody tr:first-child input"
-    values = site.run("return [...document.querySelectorAll(arguments[0])].map(e => e.value)", inputs)
-    assert values[1:3] == ["4", "0.25"]
-    first = ".worked table:not(:has(input)) tbody tr:first-child td"
-    site.until(lambda: [site.texts(first)[i].split()[0] for i in (0, 3)] == ["+1", "+1"], "a ratio of 1 by sequence")
-
-
 def test_what_a_log_does_not_hold_is_said_where_it_would_stand(site: Site) -> None:
     site.open("/runs/foreign", "details.notes")
     assert "not in this log" in site.text() and "Not recorded here" in site.text()
@@ -408,45 +224,6 @@ def test_what_a_log_does_not_hold_is_said_where_it_would_stand(site: Site) -> No
     assert "the folder does not say which objective" in site.text()
     site.open("/runs/foreign/steps/3/groups/000003-0000/responses/1", ".adds span")
     assert "answer 0 1 3" in site.text() and "no numbers of single tokens" in site.words(".adds")
-
-
-def test_every_share_of_a_mixture_moves_with_any_slider(site: Site) -> None:
-    move = (
-        "const e = document.querySelectorAll('input[type=range]')[0]; e.value = arguments[0];"
-        "e.dispatchEvent(new Event('input', {bubbles: true}))"
-    )
-    for path, value, shown in (("/bench/kl", 10, ["0.667", "0.2", "0.133"]), ("/bench/budget", 0.9, ["75 %", "25 %"])):
-        site.open(path, ".stage table")
-        site.run(move, value)
-        selector = (
-            "fieldset:first-of-type .slide output" if path == "/bench/kl" else ".component .slide:nth-of-type(1) output"
-        )
-        site.until(lambda s=selector, w=shown: site.texts(s)[: len(w)] == w, f"{shown} on {path}")  # type: ignore[misc]
-    said = site.run("return document.querySelectorAll('input[type=range]')[0].getAttribute('aria-valuetext')")
-    assert said == "75 %"
-
-
-def test_a_transformed_reward_is_a_step_of_its_own(site: Site) -> None:
-    preset = next(name for name, p in PRESETS.items() if p.objective.advantage.transform != "none")
-    site.open(f"/bench/group?preset={preset}&rewards=1,1,0,0,0,0,0,0", ".replay .strong td")
-    rows = site.texts(".replay tbody th")
-    assert len(rows) == 6 and rows[1].startswith("Transformed") and rows[-1].startswith("Advantage")
-
-
-def test_one_reward_changed_moves_every_advantage_and_steps_go_back_and_forward(site: Site) -> None:
-    advantages, rows = ".replay .strong td", ".replay tbody tr"
-    site.open("/bench/group", advantages)
-    site.run("document.querySelectorAll('button.switch')[1].click()")
-    site.until(lambda: site.texts(advantages) == ["+1.732", "−0.5774", "−0.5774", "−0.5774"], "the rarer outcome")
-    site.click("#back")
-    site.until(lambda: len(site.texts(rows)) == 4, "four rows")
-    site.click("#forward")
-    site.until(lambda: len(site.texts(rows)) == 5, "five rows")
-    site.click(".tick input")
-    site.until(lambda: len(site.texts(rows)) == 1, "only the rewards")
-    site.click("#forward")
-    site.find("#guess").send_keys("0.5", Keys.ENTER)
-    site.until(lambda: "You said 0.5; it is 0.25." in site.text(), "the answer to a guess")
 
 
 def test_a_report_opens_from_a_file_without_a_complaint(site: Site, run_folder: Path, tmp_path: Path) -> None:
