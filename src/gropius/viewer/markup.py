@@ -12,6 +12,7 @@ STYLE = """
 .gropius h1{font-size:26px;letter-spacing:-.018em;margin:0 0 4px}.gropius h2{font-size:15px;margin:32px 0 10px;
 border-top:1px solid var(--ink);padding-top:8px}.gropius h3{font-size:14px;margin:20px 0 6px}
 .gropius .quiet,.gropius caption,.gropius thead th{color:var(--soft);font-weight:400}
+.gropius .wide{overflow-x:auto}
 .gropius table{border-collapse:collapse;font-variant-numeric:tabular-nums;margin:8px 0}
 .gropius td,.gropius th{padding:5px 14px 5px 0;border-bottom:1px solid var(--line);text-align:left;
 vertical-align:baseline;font-weight:400}
@@ -66,7 +67,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) ->
         for row in rows
     )
     body = "".join(f"<tr>{line}</tr>" for line in lines)
-    return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="wide" tabindex="0"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def signed(value: float | None) -> str:

@@ -182,7 +182,7 @@ def group_html(detail: dict[str, Any]) -> str:
     return (
         f'<h3>{text(detail["group_id"])} <span class="quiet">step {detail["step"]} · {text(detail["task_key"])} · '
         f"{state}</span></h3><pre>{text(_cut(detail['prompt']))}</pre>{table(head, rows)}"
-        f"<details><summary>Texts</summary><table>{texts}</table></details>"
+        f'<details><summary>Texts</summary><div class="wide"><table>{texts}</table></div></details>'
     )
 
 
