@@ -34,6 +34,7 @@ class Link:
         self._last_heard = time.monotonic()
         self._calls = 0
         self.dead = ""
+        self._losing, self._lost = False, threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True, name="gropius-vllm-link")
         self._reader.start()
 
@@ -84,13 +85,19 @@ class Link:
 
     def lose(self, cause: str) -> None:
         """Give the worker up: end it, and tell everybody who waits the cause and its last words."""
-        if self.dead:
+        with self._lock:
+            if self.dead:
+                return
+            first, self._losing = not self._losing, True
+        if not first:  # the end of the worker, which the reader sees, is no cause of its own
+            self._lost.wait()
             return
         how = self._place.ended()
         words = self._place.last_words()
         self._place.end(grace_s=0.0)
         text = f"the vLLM engine is lost: {cause}" + (f" ({how})" if how else "")
         self._fail(text + (f"\nits last words:\n{words}" if words else ""))
+        self._lost.set()
 
     def _register(self, heard: Heard | None) -> tuple[int, Future[Any]]:
         future: Future[Any] = Future()
