@@ -74,20 +74,26 @@ class Sample:
 Draw = Callable[[Work, int], Sample]
 
 
-def ours(loaded: LoadedModel, dtype: str, work: Work, seed: int) -> Sample:
-    """Our engine."""
+class Ours:
+    """Our engine, one for all draws, as in a run. A draw begins with the hand-over of weights that a step has."""
 
-    async def draw() -> int:
-        requests = [Request(ids, work.sampling, (seed, 0, n, 0)) for n, ids in enumerate(work.rows)]
-        done = await asyncio.gather(*map(engine.complete, requests))
-        await engine.close()
-        return sum(len(completion.token_ids) for completion in done)
+    def __init__(self, loaded: LoadedModel, dtype: str) -> None:
+        self._loaded, self._dtype = loaded, dtype
+        self._engine: TorchEngine | None = None
 
-    engine = TorchEngine(loaded, dtype=dtype)
-    with measured() as meter:
-        engine.set_policy(0, "")  # the hand-over of a step belongs to it
-        meter.tokens = asyncio.run(draw())
-    return meter.sample()
+    def __call__(self, work: Work, seed: int) -> Sample:
+        """Draw once."""
+        engine = self._engine = self._engine or TorchEngine(self._loaded, dtype=self._dtype)
+
+        async def draw() -> int:
+            requests = [Request(ids, work.sampling, (seed, 0, n, 0)) for n, ids in enumerate(work.rows)]
+            done = await asyncio.gather(*map(engine.complete, requests))
+            return sum(len(completion.token_ids) for completion in done)
+
+        with measured() as meter:
+            engine.set_policy(seed, "")
+            meter.tokens = asyncio.run(draw())
+        return meter.sample()
 
 
 def generate(loaded: LoadedModel, dtype: str, work: Work, seed: int) -> Sample:
@@ -277,7 +283,7 @@ def variants(arguments: argparse.Namespace, loaded: LoadedModel) -> dict[str, Dr
     def bound(draw: Callable[[LoadedModel, str, Work, int], Sample], dtype: str) -> Draw:
         return lambda work, seed: draw(loaded, dtype, work, seed)
 
-    found = {"ours": bound(ours, "auto"), "ours, float32": bound(ours, "float32")}
+    found: dict[str, Draw] = {"ours": Ours(loaded, "auto"), "ours, float32": Ours(loaded, "float32")}
     for dtype in ("float32", "bfloat16"):
         found[f"generate, {dtype}"] = bound(generate, dtype)
         found[f"continuous batching, {dtype}"] = bound(continuous, dtype)

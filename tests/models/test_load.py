@@ -1,14 +1,16 @@
 """Loading: what a person gets wrong is named; what would make the policy differ from its sampler is switched off."""
 
+import ctypes
 import importlib.util
 import json
+import sys
 
 import pytest
 import torch
 from transformers import BloomConfig, BloomForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from gropius.errors import ModelError
-from gropius.models import package
+from gropius.models import heap, package
 from gropius.models.load import load_model, save_model
 from gropius.models.tiny import TinyShape, tiny_tokenizer
 
@@ -167,3 +169,18 @@ def test_an_adapter_in_the_place_of_a_model_is_named(tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(ModelError, match=r"this is an adapter; write its base in model\.source"):
         load_model(str(tmp_path))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mallopt is a call of the C library of Linux")
+def test_freed_memory_stays_in_the_process_unless_the_user_chose_otherwise():
+    asked: dict[str, str] = {}
+    kept = heap.keep_freed_memory(asked)
+    assert asked == {heap.HUGE_PAGES: "1"}
+    assert kept == hasattr(ctypes.CDLL(None), "mallopt")
+    decided = {heap.HUGE_PAGES: "0"}
+    heap.keep_freed_memory(decided)
+    assert decided == {heap.HUGE_PAGES: "0"}
+    for name in heap.CHOSEN_BY_USER:
+        own = {name: "something"}
+        assert not heap.keep_freed_memory(own)
+        assert own == {name: "something"}

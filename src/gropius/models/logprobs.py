@@ -131,6 +131,21 @@ def _scaled_logits(rows: Tensor, weight: Tensor, bias: Tensor | None, knobs: _Kn
     return (z.mul_(knobs.factor) if knobs.factor != 1.0 else z), slope
 
 
+def _normalised(z: Tensor, targets: Tensor, entropy: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Of logits z [c, _V], which are used up: log-probability of the targets, log Σ exp z, and the entropy if wanted.
+
+    With s = z − max z and m = Σ exp s the entropy is log m − Σ s exp s / m: one exponential serves all three.
+    """
+    top = z.amax(dim=-1)
+    shifted = z.sub_(top[:, None])
+    chosen = shifted.gather(1, targets[:, None])[:, 0]
+    weights = torch.exp(shifted) if entropy else None
+    mass = (shifted.exp_() if weights is None else weights).sum(-1)
+    log_mass = mass.log()
+    spread = None if weights is None else log_mass - weights.mul_(shifted).sum(-1) / mass
+    return chosen - log_mass, top + log_mass, spread
+
+
 class _ChunkedLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -145,19 +160,22 @@ class _ChunkedLogprobs(torch.autograd.Function):
         with torch.autocast(hidden.device.type, enabled=False):
             for piece in _chunks(len(targets), weight.shape[0]):
                 z, _ = _scaled_logits(hidden[piece].to(knobs.dtype), cast_weight, bias, knobs)
-                normaliser[piece] = torch.logsumexp(z, dim=-1)
-                logprobs[piece] = z.gather(1, targets[piece, None])[:, 0] - normaliser[piece]
-                if knobs.entropy:
-                    p = torch.exp(z - normaliser[piece, None])
-                    entropy[piece] = normaliser[piece] - p.mul_(z).sum(-1)
+                chosen, normaliser[piece], spread = _normalised(z, targets[piece], knobs.entropy)
+                logprobs[piece] = chosen
+                if spread is not None:
+                    entropy[piece] = spread
         ctx.save_for_backward(hidden, weight, cast_weight, bias, targets, normaliser, entropy)
+        ctx.set_materialize_grads(False)
         ctx.knobs = knobs
         return logprobs, entropy
 
     @staticmethod
-    def backward(ctx: Any, g_logprobs: Tensor, g_entropy: Tensor) -> tuple[Tensor | None, ...]:
-        """d logprob / d z = 1[y] − p;  d entropy / d z = −p (log p + H)."""
+    def backward(ctx: Any, g_logprobs: Tensor | None, g_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
+        """d logprob / d z = 1[y] − p;  d entropy / d z = −p (log p + H). An output that no loss reads costs nothing."""
+        if g_logprobs is None and g_entropy is None:
+            return None, None, None, None, None
         hidden, weight, cast_weight, bias, targets, normaliser, entropy = ctx.saved_tensors
+        g_logprobs = torch.zeros_like(normaliser) if g_logprobs is None else g_logprobs
         knobs: _Knobs = ctx.knobs
         total = normaliser.dtype
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
@@ -168,7 +186,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             for piece in _chunks(len(targets), weight.shape[0]):
                 rows = hidden[piece].to(knobs.dtype)
                 z, slope = _scaled_logits(rows, cast_weight, bias, knobs)
-                of_entropy = (g_entropy[piece], entropy[piece]) if knobs.entropy else None
+                of_entropy = (g_entropy[piece], entropy[piece]) if g_entropy is not None else None
                 g = _logit_gradient(z, targets[piece], normaliser[piece], g_logprobs[piece], of_entropy)
                 g = g.mul_(knobs.factor) if knobs.factor != 1.0 else g
                 g = g.mul_(slope) if slope is not None else g

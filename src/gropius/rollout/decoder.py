@@ -1,13 +1,15 @@
 """The engine's own forward pass for the Llama family: prompts in one wide pass, then one token a row and step.
 
-Keys and values live in slots: row b of a step is slot b, and the cache is [layer, slot, kv head, position, e], so that
-the active slots are one contiguous stretch and attention is two batched products without a copy. Every row has its
-own position. Residuals, norms and, on a CPU, the cache are float32; products with weights are in the shadow's format.
+Keys and values live in slots: row b of a step is slot b, and the cache is [layer, 2, slot, kv head, position, e], keys
+before values, so that the active slots are one contiguous stretch and attention is two batched products without a copy.
+Every row has its own position. What a layer makes of x is [..., kv head, g + 2, e]: the g queries of that head, its key
+and its value. Residuals, norms and, on a CPU, the cache are float32; products with weights are in the shadow's format.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -47,7 +49,10 @@ class FusedDecoder:
         self.shadow = shadow
         # One query a row in bfloat16 makes the CPU library copy every key; float32 products take the slots in place.
         self.cache_dtype = torch.float32 if shadow.device.type == "cpu" else shadow.dtype
-        self.keys = self.values = self._cache(0, 0)
+        self._norm: Callable[..., Tensor] = _plain_norm
+        if shadow.device.type != "cpu":
+            self._norm = torch.nn.functional.rms_norm
+        self._hold(self._cache(0, 0))
 
     @property
     def cache_bytes(self) -> int:
@@ -66,14 +71,13 @@ class FusedDecoder:
         if max(slots, have_slots) * max(positions, have_positions) <= budget:
             slots, positions = max(slots, have_slots), max(positions, have_positions)
         kept = min(positions, have_positions)
-        for name in ("keys", "values"):
-            old, new = getattr(self, name), self._cache(slots, positions)
-            new[:, :used, :, :kept] = old[:, :used, :, :kept]
-            setattr(self, name, new)
+        new = self._cache(slots, positions)
+        new[:, :, :used, :, :kept] = self._slots[:, :, :used, :, :kept]
+        self._hold(new)
 
     def release(self) -> None:
         """Give the memory of the slots back."""
-        self.keys = self.values = self._cache(0, 0)
+        self._hold(self._cache(0, 0))
 
     @torch.inference_mode()
     def prefill(self, prompts: Sequence[tuple[int, ...]]) -> list[PromptState]:
@@ -85,12 +89,11 @@ class FusedDecoder:
         for row, prompt in enumerate(prompts):
             ids[row, : len(prompt)] = torch.tensor(prompt)
         ids = ids.to(shadow.device)
-        turn = shadow.rotations[:longest][None, :, None]
+        turn = shadow.rotations[:longest][None, :, None, None]
         x = shadow.embedding[ids].float()
         keys, values = [], []
         for layer in shadow.layers:
-            q, k, v = self._qkv(layer, x, turn)
-            q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+            q, k, v = self._apart(self._qkv(layer, x, turn))
             keys.append(k)
             values.append(v)
             mixed = _prompt_attention(q, k, v, layer.window)
@@ -115,12 +118,12 @@ class FusedDecoder:
             ids[row, : len(suffix)] = torch.tensor(suffix)
         ids = ids.to(device)
         positions = had[:, None] + torch.arange(longest, device=device)
-        turn = shadow.rotations[positions.clamp(max=len(shadow.rotations) - 1)][:, :, None]
+        turn = shadow.rotations[positions.clamp(max=len(shadow.rotations) - 1)][:, :, None, None]
         seen = _conversation_positions(had, positions, widest)
         x = shadow.embedding[ids].float()
         keys, values = [], []
         for index, layer in enumerate(shadow.layers):
-            q, k, v = (part.transpose(1, 2) for part in self._qkv(layer, x, turn))
+            q, k, v = self._apart(self._qkv(layer, x, turn))
             keys.append(k)
             values.append(v)
             all_k = torch.cat([_padded([past.keys[index] for past in pasts], widest), k], dim=2)
@@ -160,38 +163,51 @@ class FusedDecoder:
         width: positions that attention reads, a multiple of WIDTH_STEP above the largest position (`width_of`).
         """
         shadow = self.shadow
-        rows, kv = len(ids), shadow.kv_heads
-        turn = shadow.rotations[positions][:, None]
-        place = self._places(positions)
+        rows, kv, e = len(ids), shadow.kv_heads, shadow.head_size
+        turn = shadow.rotations[positions][:, None, None]
+        place = (self._places(positions),)
         back = positions[:, None] - torch.arange(width, device=shadow.device)
-        masks: dict[int, Tensor] = {}
+        masks = {window: self._mask(back, window) for window in {layer.window for layer in shadow.layers}}
+        views = self._views(rows, width)
         x = shadow.embedding[ids].float()
-        for index, layer in enumerate(shadow.layers):
-            if layer.window not in masks:
-                masks[layer.window] = self._mask(back, layer.window)
-            q, k, v = self._qkv(layer, x, turn)
-            keys, values = self.keys[index], self.values[index]
-            keys.view(-1, shadow.head_size).index_copy_(0, place, k.reshape(rows * kv, -1))
-            values.view(-1, shadow.head_size).index_copy_(0, place, v.reshape(rows * kv, -1))
-            mixed = _slot_attention(
-                q.reshape(rows * kv, -1, shadow.head_size),
-                keys[:rows].flatten(0, 1)[:, :width],
-                values[:rows].flatten(0, 1)[:, :width],
-                masks[layer.window],
-            )
+        for layer, (slots, keys, values) in zip(shadow.layers, views, strict=True):
+            made = self._qkv(layer, x, turn).view(rows * kv, -1, e)
+            slots.index_put_(place, made[:, -2:])
+            mixed = _slot_attention(made[:, :-2], keys, values, masks[layer.window])
             x = self._after_attention(layer, x, mixed.view(rows, -1))
         return self._logits(x)
 
     def _cache(self, slots: int, positions: int) -> Tensor:
         shadow = self.shadow
-        shape = (len(shadow.layers), slots, shadow.kv_heads, positions, shadow.head_size)
+        shape = (len(shadow.layers), 2, slots, shadow.kv_heads, positions, shadow.head_size)
         return torch.zeros(shape, dtype=self.cache_dtype, device=shadow.device)
 
+    def _hold(self, slots: Tensor) -> None:
+        """Make these the slots; keys and values [layer, slot, kv head, position, e] are views of them."""
+        self._slots, self.keys, self.values = slots, slots[:, 0], slots[:, 1]
+        self._viewed: tuple[int, int] | None = None
+        self._seen: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def _views(self, rows: int, width: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Of each layer: all its e-vectors; keys [_B · k, e, width] and values [_B · k, width, e] that a step reads."""
+        if self._viewed != (rows, width):
+            self._viewed = (rows, width)
+            self._seen = [
+                (
+                    slots.view(-1, self.shadow.head_size),
+                    slots[0, :rows].flatten(0, 1)[:, :width].transpose(1, 2),
+                    slots[1, :rows].flatten(0, 1)[:, :width],
+                )
+                for slots in self._slots
+            ]
+        return self._seen
+
     def _places(self, positions: Tensor) -> Tensor:
-        """[_B · k] where the new keys of each row and head go in a layer's cache seen as a list of e-vectors."""
+        """[_B · k, 2] where the new key and value of each row and head go in a layer's cache seen as a list."""
         capacity, kv = self.keys.shape[3], self.shadow.kv_heads
         heads = torch.arange(len(positions) * kv, device=positions.device)
-        return heads * capacity + positions.repeat_interleave(kv)
+        place = heads * capacity + positions.repeat_interleave(kv)
+        return torch.stack((place, place + self.keys[0].numel() // self.shadow.head_size), dim=1)
 
     def _mask(self, back: Tensor, window: int) -> Tensor:
         """[_B · k, 1, width] additive: a row sees its own past, at most `window` positions of it."""
@@ -201,31 +217,44 @@ class FusedDecoder:
         mask = torch.zeros(back.shape, dtype=self.cache_dtype, device=back.device).masked_fill_(hidden, -torch.inf)
         return mask.repeat_interleave(self.shadow.kv_heads, 0)[:, None]
 
-    def _qkv(self, layer: LayerWeights, x: Tensor, turn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[…, d] → queries […, h, e], keys and values [… , k, e], rotated by `turn` […, 1, e/2]."""
+    def _qkv(self, layer: LayerWeights, x: Tensor, turn: Tensor) -> Tensor:
+        """[..., d] → [..., k, g + 2, e], queries and keys rotated by `turn` [..., 1, 1, e/2]."""
         shadow = self.shadow
-        h, k, e = shadow.heads, shadow.kv_heads, shadow.head_size
-        qkv = layer.qkv(self._norm(x, layer.input_norm).to(shadow.dtype)).unflatten(-1, (h + 2 * k, e))
-        turned = qkv[..., : h + k, :].float()
+        kv, e = shadow.kv_heads, shadow.head_size
+        made: Tensor = layer.qkv(self._normed(x, layer.input_norm)).float().unflatten(-1, (kv, -1, e))
         if layer.q_norm is not None and layer.k_norm is not None:
-            turned = torch.cat(
-                (self._norm(turned[..., :h, :], layer.q_norm), self._norm(turned[..., h:, :], layer.k_norm)), dim=-2
-            )
-        pairs = torch.view_as_complex(turned.unflatten(-1, (e // 2, 2)))
-        turned = torch.view_as_real(pairs * turn).flatten(-2).to(self.cache_dtype)
-        return turned[..., :h, :], turned[..., h:, :], qkv[..., h + k :, :].to(self.cache_dtype)
+            made[..., :-2, :] = self._norm(made[..., :-2, :], (e,), layer.q_norm, shadow.epsilon)
+            made[..., -2, :] = self._norm(made[..., -2, :], (e,), layer.k_norm, shadow.epsilon)
+        torch.view_as_complex(made.unflatten(-1, (e // 2, 2)))[..., :-1, :].mul_(turn)
+        return made.to(self.cache_dtype)
+
+    def _apart(self, made: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[n, s, k, g + 2, e] → queries [n, h, s, e], keys and values [n, k, s, e]."""
+        by_head = made.transpose(1, 2)
+        return made[..., :-2, :].flatten(2, 3).transpose(1, 2), by_head[..., -2, :], by_head[..., -1, :]
 
     def _after_attention(self, layer: LayerWeights, x: Tensor, mixed: Tensor) -> Tensor:
         x = x + layer.output(mixed.to(self.shadow.dtype))
-        gate_up = layer.gate_up(self._norm(x, layer.mlp_norm).to(self.shadow.dtype))
-        gate, up = gate_up.chunk(2, dim=-1)
-        return x + layer.down(torch.nn.functional.silu(gate) * up)
+        gate, up = layer.gate_up(self._normed(x, layer.mlp_norm)).chunk(2, dim=-1)
+        return x.add_(layer.down(torch.nn.functional.silu(gate).mul_(up)))
 
     def _logits(self, x: Tensor) -> Tensor:
-        return self.shadow.head(self._norm(x, self.shadow.final_norm).to(self.shadow.dtype)).float()
+        logits: Tensor = self.shadow.head(self._normed(x, self.shadow.final_norm))
+        return logits.float()
 
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return torch.nn.functional.rms_norm(x, (x.shape[-1],), weight, self.shadow.epsilon)
+    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x [..., d] normed, in the number format of the products."""
+        return self._norm(x, (x.shape[-1],), weight, self.shadow.epsilon).to(self.shadow.dtype)
+
+
+def _plain_norm(x: Tensor, shape: tuple[int], weight: Tensor, epsilon: float) -> Tensor:
+    """`rms_norm` of float32 in four operations; PyTorch's own has nine on a CPU and gives the same within rounding.
+
+    x · w / √(mean x² + ε) = √d · w · x / hypot(‖x‖, √(d ε)).
+    """
+    d = shape[0]
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return (x / torch.hypot(length, length.new_full((), math.sqrt(d * epsilon)))).mul_(weight).mul_(math.sqrt(d))
 
 
 def _prompt_attention(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
@@ -261,6 +290,7 @@ def _masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def _slot_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """One query position a row. q [_B·k, g, e] (the query heads of a kv head side by side), k and v [_B·k, m, e]."""
-    scores = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=q.shape[-1] ** -0.5)
-    return torch.bmm(torch.softmax(scores, dim=-1), v)
+    """One query position a row. q [_B·k, g, e] (the query heads of a kv head side by side), k [_B·k, e, m] and
+    v [_B·k, m, e], mask [_B·k, 1, m] → [_B·k, g, e].
+    """
+    return torch.bmm(torch.softmax(torch.baddbmm(mask, q, k, alpha=q.shape[-1] ** -0.5), dim=-1), v)

@@ -1,8 +1,9 @@
 """The weights as the decode path wants them: fused, in the rollout's number format, refreshed from the trainer's own.
 
-q, k and v are one matrix, gate and up another; norm weights stay apart. Rotary pairs are laid side by side
-(dimension j next to j + e/2), so that a rotation is one complex product; queries and keys are permuted alike, which
-leaves their products as they are. Only what must be copied is copied: in the trainer's own number format the other
+q, k and v are one matrix, gate and up another; norm weights stay apart. The first goes by key head: its query heads,
+its key, its value, so that a row's answer is taken apart without a copy. Rotary pairs are laid side by side (dimension
+j next to j + e/2), so that a rotation is one complex product; queries and keys are permuted alike, which leaves their
+products as they are. Only what must be copied is copied: in the trainer's own number format the other
 matrices are the trainer's tensors themselves. A LoRA adapter is merged into the copy, anew from base and adapter at
 every refresh: no error gathers, and the trainer's tensors are never touched.
 """
@@ -111,14 +112,14 @@ class Shadow:
         q_norm, k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
         qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
         biases = [part.bias for part in qkv]
-        order = self._pair_order(self.heads + self.kv_heads)
+        order = self._head_order()
         fused = torch.cat([effective_weight(part) for part in qkv])[order].to(self.dtype)
         bias = None if biases[0] is None else torch.cat([b.detach() for b in biases])[order].to(self.dtype)
         gate_up = torch.cat([effective_weight(mlp.gate_proj), effective_weight(mlp.up_proj)]).to(self.dtype)
         mlp_bias = None
         if mlp.gate_proj.bias is not None:
             mlp_bias = torch.cat([mlp.gate_proj.bias.detach(), mlp.up_proj.bias.detach()]).to(self.dtype)
-        pairs = self._pair_order(1)[: self.head_size]
+        pairs = self._pairs()
         weights = LayerWeights(
             input_norm=layer.input_layernorm.weight.detach().float(),
             qkv=Matrix(fused, bias),
@@ -137,13 +138,17 @@ class Shadow:
     def _matrix(self, weight: Tensor, bias: Tensor | None) -> Matrix:
         return Matrix(weight.detach().to(self.dtype), None if bias is None else bias.detach().to(self.dtype))
 
-    def _pair_order(self, rotated: int) -> Tensor:
-        """Rows of the fused q-k-v matrix: in the first `rotated` heads j and j + e/2 side by side, then the rest."""
-        e = self.head_size
-        pairs = torch.arange(e, device=self.device).view(2, e // 2).t().reshape(-1)
-        turned = (torch.arange(rotated, device=self.device)[:, None] * e + pairs).reshape(-1)
-        rest = torch.arange(rotated * e, (self.heads + 2 * self.kv_heads) * e, device=self.device)
-        return torch.cat([turned, rest])
+    def _pairs(self) -> Tensor:
+        """[e] the dimensions of a head with j and j + e/2 side by side."""
+        return torch.arange(self.head_size, device=self.device).view(2, -1).t().reshape(-1)
+
+    def _head_order(self) -> Tensor:
+        """Rows of q, k and v, one above the other, by key head: its queries and its key in pairs, its value."""
+        h, kv, e = self.heads, self.kv_heads, self.head_size
+        rows = torch.arange((h + 2 * kv) * e, device=self.device).view(-1, e)
+        turned = rows[: h + kv, self._pairs()]
+        parts = (turned[:h].view(kv, -1, e), turned[h:, None], rows[h + kv :, None])
+        return torch.cat(parts, dim=1).reshape(-1)
 
     def _window(self, index: int) -> int:
         config = self.model.config
