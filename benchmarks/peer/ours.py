@@ -23,6 +23,7 @@ import torch
 from gropius import build, survey
 from gropius.audit import DIALECTS, audit
 from gropius.audit.dialect import Parsed
+from gropius.models.heap import keep_freed_memory
 from gropius.models.load import load_model
 from gropius.models.package import packaged_model_folder
 from gropius.objective.selection import Response, assign
@@ -356,6 +357,7 @@ def _rounds(model: Any, objective: Objective, cases: dict[str, Any], job: dict[s
 if __name__ == "__main__":
     asked: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     torch.set_num_threads(asked["threads"])
+    keep_freed_memory()  # as every run of `gropius` does
     kinds = {
         "model": model, "draw": draw, "steps": steps, "learn": learn, "gradient": gradients, "shares": shares,
         "scaling": scaling, "estimate": estimate,

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from gropius.doctor.watch import Watch
 from gropius.errors import RecipeError
 from gropius.models.chat import ChatFormat
+from gropius.models.heap import keep_freed_memory
 from gropius.models.load import LoadedModel, load_model, save_model
 from gropius.models.lora import CONFIG as ADAPTER_CONFIG
 from gropius.models.lora import LoraSettings
@@ -101,8 +102,9 @@ def model(resolved: Resolved, folder: Path | None = None, device: str = "") -> L
     """The policy of a recipe, or the one in a folder (of a checkpoint), with float32 master weights.
 
     A folder holds the whole model, or an adapter: then the recipe's base is read, and the adapter put into it.
-    device: of a rank; "" is the recipe's.
+    device: of a rank; "" is the recipe's. From here on the process keeps freed memory (`models.heap`).
     """
+    keep_freed_memory()
     table = resolved.model
     lora = LoraSettings(**table.lora.model_dump(exclude={"dropout"})) if table.lora.on else None
     if folder is not None and (folder / ADAPTER_CONFIG).is_file():

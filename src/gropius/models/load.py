@@ -17,7 +17,6 @@ from transformers.utils import logging as transformers_logging
 
 from gropius.errors import ModelError, did_you_mean
 from gropius.models.digest import weight_digest
-from gropius.models.heap import keep_freed_memory
 from gropius.models.lora import CONFIG as ADAPTER_CONFIG
 from gropius.models.lora import Adapter, LoraSettings, attach
 from gropius.models.package import packaged_model_folder
@@ -77,15 +76,13 @@ def load_model(
     dtype: of the master weights ("float32" unless memory forbids it). device: "auto" is the first GPU, else the CPU.
     seed: of the built-in model's weights and of a fresh adapter's. tiny: the built-in model's shape. lora: the adapter
     that is put in, and is all that is trained then. Every dropout is set to 0: a policy that drops units gives
-    other log-probabilities than the sampler did. The model is returned in evaluation mode. From here on the process
-    keeps freed memory (`models.heap`).
+    other log-probabilities than the sampler did. The model is returned in evaluation mode.
 
     Raises ModelError: no such folder, no config in it, a vocabulary larger than the embedding, an unknown dtype.
     """
     if dtype not in DTYPES:
         raise ModelError(f'model.dtype = "{dtype}" is not a number format; {did_you_mean(dtype, DTYPES)}')
     place = _device(device)
-    keep_freed_memory()
     model: Any
     tokenizer: PreTrainedTokenizerBase
     if source == "tiny":

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gropius.rollout.past import Past
 from gropius.rollout.shadow import LayerWeights, Shadow
+from gropius.rollout.shared import Order, SharedPrompts, shared_attention
 
 WIDTH_STEP = (
     16  # attention reads whole multiples of this many positions: the softmax of an odd width is 20 times slower
@@ -52,12 +53,13 @@ class FusedDecoder:
         self._norm: Callable[..., Tensor] = _plain_norm
         if shadow.device.type != "cpu":
             self._norm = torch.nn.functional.rms_norm
+        self.shared = SharedPrompts(shadow.kv_heads, self.cache_dtype, shadow.device)
         self._hold(self._cache(0, 0))
 
     @property
     def cache_bytes(self) -> int:
-        """Memory of the slots, keys and values together."""
-        return 2 * self.keys.numel() * self.keys.element_size()
+        """Memory of the slots and of shared prompts, keys and values together."""
+        return 2 * self.keys.numel() * self.keys.element_size() + self.shared.bytes
 
     def reserve(self, slots: int, positions: int, used: int, budget: int) -> None:
         """Make room for so many slots and positions; what the first `used` slots hold is kept.
@@ -160,20 +162,29 @@ class FusedDecoder:
     def step(self, ids: Tensor, positions: Tensor, width: int) -> Tensor:
         """Logits [_B, _V] after feeding one token to each of the slots 0 … _B − 1, at its own position [_B].
 
-        width: positions that attention reads, a multiple of WIDTH_STEP above the largest position (`width_of`).
+        width: positions of the slots that attention reads, a multiple of WIDTH_STEP above the largest position in a
+        slot (`width_of`). A row with a shared prompt has in its slot what comes after it.
         """
         shadow = self.shadow
         rows, kv, e = len(ids), shadow.kv_heads, shadow.head_size
         turn = shadow.rotations[positions][:, None, None]
-        place = (self._places(positions),)
-        back = positions[:, None] - torch.arange(width, device=shadow.device)
-        masks = {window: self._mask(back, window) for window in {layer.window for layer in shadow.layers}}
+        order = self.shared.order() if self.shared else None
+        own = positions if order is None else positions - order.lengths
+        place = (self._places(own),)
+        back = own[:, None] - torch.arange(width, device=shadow.device)
+        windows = {layer.window for layer in shadow.layers}
+        masks = {window: self._mask(back, window) for window in windows}
+        prompt_masks = {} if order is None else {window: self._prompt_mask(order, own, window) for window in windows}
         views = self._views(rows, width)
         x = shadow.embedding[ids].float()
-        for layer, (slots, keys, values) in zip(shadow.layers, views, strict=True):
+        for index, (layer, (slots, keys, values)) in enumerate(zip(shadow.layers, views, strict=True)):
             made = self._qkv(layer, x, turn).view(rows * kv, -1, e)
             slots.index_put_(place, made[:, -2:])
-            mixed = _slot_attention(made[:, :-2], keys, values, masks[layer.window])
+            mask = masks[layer.window]
+            if order is None:
+                mixed = _slot_attention(made[:, :-2], keys, values, mask)
+            else:
+                mixed = shared_attention(made[:, :-2], order, index, prompt_masks[layer.window], (keys, values, mask))
             x = self._after_attention(layer, x, mixed.view(rows, -1))
         return self._logits(x)
 
@@ -216,6 +227,12 @@ class FusedDecoder:
             hidden |= back >= window
         mask = torch.zeros(back.shape, dtype=self.cache_dtype, device=back.device).masked_fill_(hidden, -torch.inf)
         return mask.repeat_interleave(self.shadow.kv_heads, 0)[:, None]
+
+    def _prompt_mask(self, order: Order, own: Tensor, window: int) -> Tensor:
+        """[_B · k, 1, _P] the same for the shared prompts: what a shorter one does not have is hidden."""
+        at = torch.arange(order.width, device=own.device)
+        back = order.lengths[:, None] + own[:, None] - at
+        return self._mask(back.masked_fill_(at >= order.lengths[:, None], -1), window)
 
     def _qkv(self, layer: LayerWeights, x: Tensor, turn: Tensor) -> Tensor:
         """[..., d] → [..., k, g + 2, e], queries and keys rotated by `turn` [..., 1, 1, e/2]."""

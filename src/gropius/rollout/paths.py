@@ -23,6 +23,7 @@ from gropius.rollout.decoder import FusedDecoder, PromptState, width_of
 from gropius.rollout.graphs import StepGraphs
 from gropius.rollout.past import Past
 from gropius.rollout.shadow import Shadow
+from gropius.rollout.shared import SHARE_FROM
 
 
 class State(Protocol):
@@ -103,40 +104,50 @@ class SlotPath:
         return self.decoder.extend(pasts, suffixes)
 
     def past(self, row: int, ids: tuple[int, ...]) -> Past:
-        """A copy of the slot."""
-        keys, values = self.decoder.keys[:, row, :, : len(ids)], self.decoder.values[:, row, :, : len(ids)]
-        return Past(ids, keys.clone(), values.clone())
+        """A copy of the slot, behind the row's shared prompt."""
+        prompt = self.decoder.shared.prompt(row) if self.decoder.shared else None
+        own = len(ids) - (0 if prompt is None else prompt.length)
+        keys, values = self.decoder.keys[:, row, :, :own], self.decoder.values[:, row, :, :own]
+        if prompt is None:
+            return Past(ids, keys.clone(), values.clone())
+        return Past(ids, torch.cat([prompt.keys, keys], dim=2), torch.cat([prompt.values, values], dim=2))
 
     def past_of(self, state: PromptState, ids: tuple[int, ...]) -> Past:
         """A copy of the state, which may share its memory with others."""
         return Past(ids, state.keys.clone(), state.values.clone())
 
     def start(self, states: Sequence[PromptState], positions: int, budget: int) -> None:
-        """Copy each prompt once into all the slots of its siblings."""
-        self.decoder.reserve(self._rows + len(states), positions, self._rows, budget)
+        """Hold each long prompt once beside its siblings' slots; copy a short one once into all of them."""
         siblings: dict[int, tuple[PromptState, list[int]]] = {}
         for slot, state in enumerate(states, start=self._rows):
             siblings.setdefault(id(state), (state, []))[1].append(slot)
-        for state, slots in siblings.values():
-            self.decoder.place(state, slots)
+        saved = {key: (len(slots) - 1) * state.length for key, (state, slots) in siblings.items()}
+        shared = {key for key, positions in saved.items() if positions >= SHARE_FROM and self.graphs is None}
+        self.decoder.shared.add([state if id(state) in shared else None for state in states])
+        in_slots = positions - int(self.decoder.shared.lengths().min(initial=positions))
+        self.decoder.reserve(self._rows + len(states), in_slots, self._rows, budget)
+        for key, (state, slots) in siblings.items():
+            if key not in shared:
+                self.decoder.place(state, slots)
         self._rows += len(states)
 
     def step(self, ids: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
         """One token a slot."""
         device, step = self.decoder.shadow.device, self.decoder.step if self.graphs is None else self.graphs.step
-        width = width_of(int(positions.max()))
-        return step(torch.from_numpy(ids).to(device), torch.from_numpy(positions).to(device), width)
+        own = positions - self.decoder.shared.lengths() if self.decoder.shared else positions
+        return step(torch.from_numpy(ids).to(device), torch.from_numpy(positions).to(device), width_of(int(own.max())))
 
     def keep(self, order: NDArray[np.int64], positions: int) -> None:
         """Move only the rows whose number changes."""
         moved = np.flatnonzero(order != np.arange(len(order)))
         if len(moved):
             self.decoder.move(order[moved].tolist(), moved.tolist(), positions)
+        self.decoder.shared.keep(order)
         self._rows = len(order)
 
     @property
     def cache_bytes(self) -> int:
-        """Memory of the slots."""
+        """Memory of the slots and the shared prompts."""
         return self.decoder.cache_bytes
 
 
