@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -36,7 +37,11 @@ class Evaluator:
         chat = ChatFormat.for_model(loaded, system_prompt=system, template_options=self.plan.data.template)
         engine = TorchEngine(loaded, dtype=self.plan.model.dtype)
         player = Player(engine, chat, self.tasks, self._judge, loaded.context_length)
-        return asyncio.run(loop.evaluate_held_out(self.plan, loaded, player))
+        try:
+            return asyncio.run(loop.evaluate_held_out(self.plan, loaded, player))
+        finally:
+            del engine, player
+            gc.collect()  # an engine and its batch know each other; its slots are a gigabyte
 
 
 class Curve:
