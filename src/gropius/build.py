@@ -187,6 +187,7 @@ def learner_for(resolved: Resolved, parts: Parts, objective: Objective, settings
     way = parts.team.join(POLICY, parts.loaded.model, functools.partial(forward, resolved))
     optimiser = Optimiser(way.model, settings)
     parts.team.lead("optimiser", settings)
+    parts.team.watch(optimiser)
     return Learner(
         way,
         objective,

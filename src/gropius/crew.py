@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from gropius import build
@@ -27,10 +26,10 @@ from gropius.recipe.resolve import Resolved
 from gropius.records.writer import RESOLVED
 from gropius.rollout.remote import EngineLost
 from gropius.rollout.server import EngineServer
-from gropius.train.checkpoint import weight_digest
 from gropius.train.forward import Forward
 from gropius.train.optim import Optimiser, OptimiserSettings
 from gropius.train.progress import Progress
+from gropius.train.reference import KINDS
 from gropius.train.step import Learner, LearnerSettings
 from gropius.train.team import POLICY, Team
 
@@ -136,6 +135,7 @@ class Follower:
     def optimise(self, settings: OptimiserSettings) -> None:
         """An optimiser of this rank's part."""
         self.optimiser = Optimiser(self.team.forwards[POLICY].model, settings)
+        self.team.watch(self.optimiser)
 
     def learner(self, settings: dict[str, object], objective: Objective | None = None) -> Learner:
         """A learner as rank 0 has one."""
@@ -146,10 +146,9 @@ class Follower:
 
     def publish(self, version: int) -> None:
         """The engine takes the weights over and stamps what it draws with what it has."""
-        whole: nn.Module = self.loaded.model
-        self.team.publish(whole, version)
+        self.team.publish(self.loaded.model, version)
         if self.server is not None:
-            self.server.engine.set_policy(version, weight_digest(whole))
+            self.server.engine.set_policy(version, self.loaded.digest())
 
     def answer(self, call: str, given: list[object]) -> None:
         """Make one call."""
@@ -167,16 +166,18 @@ class Follower:
                 name, settings, rows, entropy = args
                 self.learner(settings).score(rows, forward=team.forwards[name], entropy=entropy)  # type: ignore
             case "update":
-                objective, settings, *rest = args
-                self.learner(settings, override(Objective(), objective)).update(*rest)  # type: ignore
-            case "weights":
-                team.weights(team.forwards[args[0]])  # type: ignore[index]
+                objective, settings, bonus, *rest = args
+                learner = self.learner(settings, override(Objective(), objective))  # type: ignore[arg-type]
+                learner.bonus = bonus  # type: ignore[assignment]
+                learner.update(*rest)  # type: ignore[arg-type]
+            case "reference":
+                KINDS[str(args[0])](team)
+            case "whole":
+                team.whole(*args)  # type: ignore[arg-type]
             case "put":
-                team.put(team.forwards[args[0]], None)  # type: ignore[index]
+                team.put(str(args[0]), None)
             case "refresh":
-                team.refresh(team.forwards["reference"], self.loaded.model)
-            case "moments" if self.optimiser is not None:
-                team.moments(self.optimiser)
+                team.refresh()
             case "restore" if self.optimiser is not None:
                 names, counts, steps = args
                 team.receive(self.optimiser, names, counts, None)  # type: ignore[arg-type]

@@ -91,7 +91,7 @@ def test_a_machine_that_is_gone_ends_the_run_in_time_with_its_name_and_it_is_res
             pull(how)
     assert first.wait() != 0 and gone_at, said
     assert time.monotonic() - gone_at < 3 * DEADLINE_S + 30
-    assert re.search(r"lost sight of another rank|do not meet within cluster\.deadline_s", said), said
+    assert re.search(r"lost sight of another rank", said), said
     undo()
     second.wait()
     folder = tmp_path / "runs" / "small"

@@ -47,6 +47,7 @@ def refusal(folder: Path, text: str, *settings: str) -> str:
         ("[rollout]\nnum_generations = 4", "rollout.num_generations", "rollout.group_size"),
         ('[model]\ndevice = "gpu"', "model.device", '"cuda"'),
         ('[model]\ndtype = "bf16"', "model.dtype", "bfloat16"),
+        ('[model]\ndtype = "float16"', "model.dtype", 'write "bfloat16" (of the same size)'),
         ("[model]\nsource = 3", "model.source", 'write source = "3"'),
         ('[model]\nsource = ""', "model.source", "is empty"),
         ("[record]\nrollouts = 1", "record.rollouts", "write rollouts = true"),

@@ -92,10 +92,11 @@ def gradient(job: dict[str, Any]) -> Any:
     dtype = getattr(torch, job.get("dtype", "float32"))
     settings = LearnerSettings(pack_tokens=job.get("pack_tokens", 4096), entropy=True)
     options = {"recompute": job.get("recompute", False), "packed": job.get("packed", True)}
+    options["compute_dtype"] = job.get("compute_dtype", "float32")
     team, rows, objective = _team(job), Batch(_rows(job)).sequences, resolve(job.get("objective", "dapo"))
     found = []
     for crowd in (Team(), team):
-        model = build(job.get("model", "llama"), dtype)
+        model = adapted(build(job.get("model", "llama"), dtype), job)
         if job.get("frozen"):
             next(model.parameters()).requires_grad_(False)
         way = crowd.join("policy", model, lambda whole: Forward.of(whole, **options)) if crowd.alone else None
@@ -128,6 +129,66 @@ def gradient(job: dict[str, Any]) -> Any:
         },
         "counts": [[getattr(one["report"], name) for name in ("live", "all_tokens")] for one in found],
         "same": all(same),
+    }
+
+
+def adapted(model: Any, job: dict[str, Any]) -> Any:
+    """With the adapter that a job asks for, away from where it began."""
+    import torch
+
+    from gropius.models.lora import LoraSettings, attach
+
+    if not job.get("lora"):
+        return model
+    found = attach(model, LoraSettings(rank=job["lora"], bias=job.get("bias", "none")), 0, "a test")
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in found.trained.values():
+            parameter += 0.1 * torch.randn_like(parameter)
+    return model
+
+
+def references(job: dict[str, Any]) -> Any:
+    """A reference by the policy's own adapter: what it scores on ranks and alone, before and after the policy moves."""
+    import numpy as np
+    import torch
+    from batches import build
+
+    from gropius.objective.presets import resolve
+    from gropius.train.forward import Forward
+    from gropius.train.optim import Optimiser, OptimiserSettings
+    from gropius.train.reference import KINDS
+    from gropius.train.step import Learner, LearnerSettings
+    from gropius.train.team import POLICY, Team, full
+
+    ranks, rows, found = _team(job), _rows(job), []
+    for team in (Team(), ranks):
+        team.lead = lambda *_: None
+        way = team.join(POLICY, adapted(build("llama_tied", torch.float32), job), Forward.of)
+        optimiser = Optimiser(way.model, OptimiserSettings(learning_rate=1e-2))
+        learner = Learner(way, resolve("dapo"), optimiser, LearnerSettings(pack_tokens=60), team)
+        reference = KINDS[job["kind"]](team)
+        before = {name: full(p.detach()).clone() for name, p in way.model.named_parameters()}
+        scores = [learner.score(rows, forward=reference.forward).logprobs]  # before the policy ever ran
+        taken = learner.update(rows).taken
+        scores.append(learner.score(rows, forward=reference.forward).logprobs)
+        if job["kind"] == "copy":
+            reference.refresh()
+        scores += [learner.score(rows, forward=reference.forward).logprobs, learner.score(rows).logprobs]
+        moved = [n for n, p in way.model.named_parameters() if not torch.equal(full(p.detach()), before[n])]
+        trained = [n for n, p in way.model.named_parameters() if p.requires_grad]
+        found.append({"scores": scores, "taken": taken, "moved": moved, "trained": trained})
+    if ranks.rank:
+        return None
+    flat = [[np.concatenate([x for x in rows if x is not None]) for rows in one["scores"]] for one in found]
+    gaps = [float(abs(alone - shared).max()) for alone, shared in zip(*flat, strict=True)]
+    first, again, refreshed, policy = flat[1]
+    return {
+        "gaps": gaps,
+        "still": bool((first == again).all()),
+        "is_policy": bool((refreshed == policy).all()),
+        "apart": float(abs(again - policy).max()),
+        "moved": found[1]["moved"] == found[1]["trained"] == found[0]["moved"] and found[1]["taken"],
     }
 
 
@@ -179,7 +240,7 @@ def run(job: dict[str, Any]) -> Any:
         return str(build.train(resolved, progress, team))
 
 
-CASES = {case.__name__: case for case in (gradient, culprits, run)}
+CASES = {case.__name__: case for case in (gradient, references, culprits, run)}
 
 
 def _rank(job: dict[str, Any], rank: int, port: int, out: int) -> int:
@@ -204,6 +265,7 @@ def _serve() -> None:
     torch.set_num_threads(1)
     sys.path.insert(0, str(Path(__file__).parent))
     import batches  # noqa: F401
+    import peft  # noqa: F401
 
     from gropius import build, crew  # noqa: F401
 

@@ -83,7 +83,7 @@ def test_every_damage_is_found(tmp_path, loaded, harm):
     assert newest(tmp_path).folder is None
 
 
-@pytest.mark.parametrize("stop_at", ["save_model", "save_file", "_seal", "_flush"])
+@pytest.mark.parametrize("stop_at", ["save_model", "write", "_seal", "_flush"])
 def test_an_interrupted_save_leaves_the_earlier_checkpoints_usable(tmp_path, loaded, monkeypatch, stop_at):
     save(tmp_path, snapshot(1), loaded)
 

@@ -32,6 +32,7 @@ from gropius.train.invariance import Batch, invariances
 from gropius.train.progress import Silent
 from gropius.train.sameness import compare
 from gropius.train.step import LearnerSettings
+from gropius.train.team import POLICY, Team
 
 LORA = ["model.lora.rank=4", "train.learning_rate=3e-3"]
 SAVED = [*LORA, "train.steps=4", "checkpoint.every=1", "checkpoint.keep_last=9"]
@@ -118,18 +119,20 @@ def test_with_all_weights_trained_the_first_kl_is_exactly_0_too(tmp_path: Path) 
 def test_a_copy_of_the_adapter_stands_in_and_the_adapters_own_tensors_come_back() -> None:
     loaded = load_model("tiny", lora=LoraSettings(rank=2))
     assert loaded.adapter is not None
-    target = reference.AdapterCopy(loaded.adapter, Forward.of(loaded.model))
+    team = Team()
+    team.join(POLICY, loaded.model, Forward.of)
+    target = reference.AdapterCopy(team)
     with torch.no_grad():
         for parameter in loaded.adapter.trained.values():
             parameter += 0.5
     moved = loaded.digest()
     fresh = load_model("tiny", lora=LoraSettings(rank=2)).digest()
-    with pytest.raises(KeyError), target.standing_in():
+    with pytest.raises(KeyError), target.forward.within():
         assert loaded.digest() == fresh
         raise KeyError
     assert loaded.digest() == moved
     target.refresh()
-    with target.standing_in():
+    with target.forward.within():
         assert loaded.digest() == moved
 
 

@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from gropius.distributed.seat import Seat
-from gropius.errors import RecipeError, RunHalted
+from gropius.errors import RecipeError
 
 SIOCGIFADDR = 0x8915
 WAIT_S = 20.0  # one look for the next call; a rank that is gone is noticed by whoever started it
@@ -56,7 +56,8 @@ class World:
     def call(self) -> None:
         """Rank 0: tell the others that something is to be done together; they wait for it in `await_call`.
 
-        Errors: RunHalted naming the ranks that do not come within the deadline.
+        Errors: RuntimeError, one that `launch.lost_sight` knows, naming the ranks that are gone or do not come within
+        the deadline.
         """
         self._calls += 1
         self._store.set(f"gropius/call/{self._calls}", "1")
@@ -80,8 +81,8 @@ class World:
                 self._control, datetime.timedelta(seconds=self.deadline_s), wait_all_ranks=self.rank == 0
             )
         except RuntimeError as error:
-            raise RunHalted(
-                f"the trainer ranks do not meet within cluster.deadline_s = {self.deadline_s:g} s: "
+            raise RuntimeError(
+                f"the trainer ranks do not meet (cluster.deadline_s = {self.deadline_s:g} s): "
                 f"{str(error).splitlines()[0]}"
             ) from error
 

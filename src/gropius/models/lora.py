@@ -102,14 +102,8 @@ class Adapter:
     @contextmanager
     def disabled(self) -> Iterator[None]:
         """Within the block the model is its base (where no bias is trained)."""
-        switches: list[Any] = list(self.layers.values())
-        for layer in switches:
-            layer.enable_adapters(False)
-        try:
+        with switched_off(self.layers):
             yield
-        finally:
-            for layer in switches:
-                layer.enable_adapters(True)
 
     def describe(self) -> str:
         """One line: what is trained."""
@@ -120,6 +114,31 @@ class Adapter:
             f"LoRA of rank {config.r} on {len(self.layers)} linear layers: {trained:,} parameters are trained, "
             f"{total - trained:,} stay what they are"
         )
+
+
+def adapted(model: nn.Module) -> dict[str, nn.Module]:
+    """The layers of a model that have an adapter, by name."""
+    return {name: m for name, m in model.named_modules() if hasattr(m, "base_layer") and hasattr(m, "lora_A")}
+
+
+@contextmanager
+def switched_off(layers: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Within the block these layers are their base's.
+
+    peft stops training what it switches off; that is taken back at once, because weights that are divided over ranks
+    and gathered within the block would go on so.
+    """
+    switches: list[Any] = list(layers.values())
+    trained = [p for layer in switches for p in layer.parameters() if p.requires_grad]
+    for layer in switches:
+        layer.enable_adapters(False)
+    for parameter in trained:
+        parameter.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for layer in switches:
+            layer.enable_adapters(True)
 
 
 def effective_weight(layer: nn.Module) -> Tensor:
@@ -165,9 +184,8 @@ def attach(model: PreTrainedModel, settings: LoraSettings, seed: int, source: st
             raise ModelError(f'model.lora: "{source}" cannot take this adapter: {_first_line(error)}') from error
     if settings.adapter:
         _put_in(wrapped, Path(settings.adapter).expanduser())
-    layers = {name: m for name, m in model.named_modules() if hasattr(m, "base_layer") and hasattr(m, "lora_A")}
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    return Adapter(wrapped, layers, trained, digest, source, notes)
+    return Adapter(wrapped, adapted(model), trained, digest, source, notes)
 
 
 def _targets(model: PreTrainedModel, wanted: tuple[str, ...]) -> list[str]:

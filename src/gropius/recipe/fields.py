@@ -20,6 +20,16 @@ def known_device(value: str) -> str:
     return value
 
 
+def without_float16(value: Any) -> Any:
+    """A number format that training computes in, as it was written. Errors: ValueError for float16."""
+    if value == "float16":
+        raise ValueError(
+            '"float16" needs a loss that is scaled against underflow, which is not done here; write "bfloat16" '
+            '(of the same size), or "float32"; vLLM alone may draw in it (rollout.vllm.dtype)'
+        )
+    return value
+
+
 def file_name(value: str) -> str:
     """A name that a folder may have. Errors: ValueError."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", value):

@@ -8,11 +8,20 @@ from gropius.recipe.draft import Contradiction, Draft, Effect
 CONTRADICTIONS: tuple[Contradiction, ...] = (
     Contradiction(
         "cluster.trainer_ranks",
+        lambda d: d.recipe.cluster.trainer_ranks > 1 and d.recipe.train.optimiser == "adamw_8bit",
         lambda d: (
-            d.recipe.cluster.trainer_ranks > 1
-            and (d.recipe.model.lora.on or d.recipe.train.optimiser != "adamw" or d.recipe.train.offload)
+            "moments in 8 bits are blocks of a whole parameter, a rank holds a part of each, and bitsandbytes, which "
+            'computes them, knows no divided parameter; write train.optimiser = "adamw" (each rank holds its share '
+            "of the moments), or trainer_ranks = 1"
         ),
-        lambda d: "an adapter, moments in 8 bits and offloaded ones are one process's; write trainer_ranks = 1",
+    ),
+    Contradiction(
+        "cluster.trainer_ranks",
+        lambda d: d.recipe.cluster.trainer_ranks > 1 and d.recipe.train.offload,
+        lambda d: (
+            "paged moments are bitsandbytes', which knows no divided parameter; write train.offload = false (each rank "
+            "holds its share of the moments), or trainer_ranks = 1"
+        ),
     ),
     Contradiction(
         "cluster.engines",

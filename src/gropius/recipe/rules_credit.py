@@ -62,12 +62,9 @@ CONTRADICTIONS: tuple[Contradiction, ...] = (
     ),
     Contradiction(
         "cluster.trainer_ranks",
+        lambda d: d.recipe.cluster.trainer_ranks > 1 and d.objective.advantage.baseline in ("critic", "optimal_token"),
         lambda d: (
-            d.recipe.cluster.trainer_ranks > 1
-            and (d.objective.advantage.baseline in ("critic", "optimal_token") or d.objective.terms.entropy_target > 0)
-        ),
-        lambda d: (
-            "a critic, the optimal token baseline and an entropy target are computed by one process; "
+            "a critic and the optimal token baseline read hidden states, which only one process gives them; "
             "write trainer_ranks = 1"
         ),
     ),

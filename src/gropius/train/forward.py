@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +51,8 @@ class Forward:
     compute_dtype: "bfloat16" runs matrix products under autocast while the weights stay what they are.
     recompute: activations of each layer are computed again in the backward pass instead of kept. kernel: what computes
     packed attention, one of `varlen.KERNELS`; why: why it is not flash attention, where that could be wanted. sharded:
-    the way over weights that are divided over ranks.
+    the way over weights that are divided over ranks. within: while it lasts the model is the one to score with, where
+    that is not the one that is trained (an adapter off).
     """
 
     model: PreTrainedModel
@@ -65,6 +66,7 @@ class Forward:
     kernel: str = "blocks"
     why: str = ""
     sharded: Sharded | None = None
+    within: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
     @classmethod
     def of(
@@ -202,11 +204,12 @@ def score(forward: Forward, packs: Sequence[Pack], *, count: int, temperature: f
     """Log-probabilities (and entropies) of every packed sequence, without gradients; lists of `count` entries."""
     logprobs: list[Array32 | None] = [None] * count
     entropies: list[Array32 | None] = [None] * count
-    for one in packs:
-        values, spread = forward.logprobs(one, temperature=temperature, entropy=entropy)
-        scatter(one, values, logprobs)
-        if spread is not None:
-            scatter(one, spread, entropies)
+    with forward.within():
+        for one in packs:
+            values, spread = forward.logprobs(one, temperature=temperature, entropy=entropy)
+            scatter(one, values, logprobs)
+            if spread is not None:
+                scatter(one, spread, entropies)
     return Scores(logprobs, entropies)
 
 

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 from gropius.errors import RunFolderError
 from gropius.models.load import LoadedModel
 from gropius.records.writer import CHECKPOINTS
 from gropius.train import ahead_kept, checkpoint, randomness
 from gropius.train.checkpoint import Snapshot
+from gropius.train.gathered import read
 from gropius.train.randomness import Randomness
 from gropius.train.retention import Retention
+from gropius.train.team import MOMENTS
 
 if TYPE_CHECKING:
     from gropius.train.loop import Run
@@ -52,7 +57,7 @@ class Keeper:
 def apart(snapshot: Snapshot) -> Snapshot:
     """A copy whose tensors no later step can reach."""
     tensors = {
-        name: {key: value.detach().clone() for key, value in inner.items()} for name, inner in snapshot.tensors.items()
+        name: {key: value.detach().clone() for key, value in read(inner)} for name, inner in snapshot.tensors.items()
     }
     return dataclasses.replace(snapshot, tensors=tensors)
 
@@ -91,9 +96,10 @@ def unless_kept(run: Run) -> None:
 
 def snapshot_of(run: Run) -> Snapshot:
     """Everything that decides what comes next, beside the weights."""
-    tensors = {"optimiser": run.learner.team.moments(run.learner.optimiser), "random": run.randomness.tensors}
+    tensors: dict[str, Mapping[str, Tensor]]
+    tensors = {"optimiser": run.learner.team.gathered(MOMENTS), "random": run.randomness.tensors}
     if run.reference is not None and (kept := run.reference.tensors()):
-        tensors["reference"] = dict(kept)
+        tensors["reference"] = kept
     if ahead := ahead_kept.as_tensors(run.ahead):
         tensors["ahead"] = ahead
     run.state.scorer = run.judge.memory() if run.judge is not None else {}

@@ -10,25 +10,25 @@ refresh.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gropius.models.load import LoadedModel
-from gropius.models.lora import Adapter
+from gropius.models.lora import adapted, switched_off
 from gropius.recipe.resolve import Resolved
 from gropius.train import memory
 from gropius.train.credit import Credit, Known
 from gropius.train.forward import Forward
 from gropius.train.sequences import TrainSequence
 from gropius.train.step import Learner
-from gropius.train.team import REFERENCE, Team
+from gropius.train.team import POLICY, REFERENCE, Team
 
 if TYPE_CHECKING:
     from gropius.train.loop import Run
@@ -38,12 +38,9 @@ Way = Callable[[PreTrainedModel], Forward]
 
 
 class Reference(Protocol):
-    """What a run asks of its reference."""
+    """What a run asks of its reference. forward: what `Learner.score` gives its log-probabilities by."""
 
-    @contextmanager
-    def standing_in(self) -> Iterator[Forward]:
-        """Within the block the forward given computes the reference's log-probabilities. Not for gradients."""
-        ...
+    forward: Forward
 
     def refresh(self) -> None:
         """Become the policy as it is now."""
@@ -63,56 +60,53 @@ def make(plan: Resolved, loaded: LoadedModel, learner: Learner, way: Way) -> Ref
 
     way: how a model is run over packs.
     """
+    team = learner.team
     if not plan.objective.needs_reference:
         return None
     if loaded.adapter is None:
-        return FrozenCopy(loaded, learner.team, way)
-    forward = learner.forward
+        return FrozenCopy(team, loaded.model, way)
     lora = plan.model.lora
     from_the_base = not lora.adapter and lora.bias == "none"
     if from_the_base and not plan.sft.steps and not plan.train.reference_refresh:
-        return AdapterOff(loaded.adapter, forward)
-    return AdapterCopy(loaded.adapter, forward)
+        return AdapterOff(team)
+    return AdapterCopy(team)
 
 
-class FrozenCopy:
-    """A second model, divided over the ranks as the policy is."""
+class Stored:
+    """What a reference with tensors of its own does with them. Each rank holds its part."""
 
-    def __init__(self, loaded: LoadedModel, team: Team, way: Way) -> None:
-        self._policy, self._team = loaded.model, team
-        team.publish(loaded.model, 0)
-        frozen = copy.deepcopy(loaded.model).requires_grad_(False)
-        self.forward = team.join(REFERENCE, frozen, way)
-
-    @contextmanager
-    def standing_in(self) -> Iterator[Forward]:
-        """The copy's forward."""
-        yield self.forward
+    def __init__(self, team: Team, forward: Forward) -> None:
+        self._team, self.forward = team, forward
 
     def refresh(self) -> None:
-        """Copy every weight."""
-        self._team.refresh(self.forward, self._policy)
+        """Copy every tensor from the policy."""
+        self._team.refresh()
 
     def tensors(self) -> Mapping[str, Tensor]:
-        """Every weight."""
-        return self._team.weights(self.forward)
+        """Every tensor."""
+        return self._team.gathered(REFERENCE)
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy every weight back."""
-        self._team.put(self.forward, tensors)
+        """Copy every tensor back."""
+        self._team.put(REFERENCE, tensors)
+
+
+class FrozenCopy(Stored):
+    """A second model, divided over the ranks as the policy is."""
+
+    def __init__(self, team: Team, policy: PreTrainedModel, way: Way) -> None:
+        super().__init__(team, team.join(REFERENCE, policy, way))
+        self.refresh()
 
 
 class AdapterOff:
-    """The policy's own model, its adapter off."""
+    """The policy's own model, its adapter off. Make it on every rank."""
 
-    def __init__(self, adapter: Adapter, forward: Forward) -> None:
-        self._adapter, self._forward = adapter, forward
-
-    @contextmanager
-    def standing_in(self) -> Iterator[Forward]:
-        """The policy's forward, without the adapter."""
-        with self._adapter.disabled():
-            yield self._forward
+    def __init__(self, team: Team) -> None:
+        team.lead("reference", "off")
+        policy = team.forwards[POLICY]
+        off = functools.partial(switched_off, adapted(policy.model))
+        self.forward = team.hold(REFERENCE, dataclasses.replace(policy, within=off), {})
 
     def refresh(self) -> None:
         """Never asked for: a recipe that refreshes has an `AdapterCopy`."""
@@ -126,38 +120,39 @@ class AdapterOff:
         """Nothing to put back."""
 
 
-class AdapterCopy:
-    """The policy's own model, with a copy of what is trained in the place of it."""
+class AdapterCopy(Stored):
+    """The policy's own model, with a copy of what is trained in the place of it. Make it on every rank."""
 
-    def __init__(self, adapter: Adapter, forward: Forward) -> None:
-        self._trained, self._forward = adapter.trained, forward
-        self._kept = {name: p.detach().clone() for name, p in adapter.trained.items()}
+    def __init__(self, team: Team) -> None:
+        team.lead("reference", "copy")
+        policy = team.forwards[POLICY]
+        trained = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
+        kept = {name: p.detach().clone() for name, p in trained.items()}
+        swapped = functools.partial(exchanged, trained, kept)
+        super().__init__(team, team.hold(REFERENCE, dataclasses.replace(policy, within=swapped), kept))
 
-    @contextmanager
-    def standing_in(self) -> Iterator[Forward]:
-        """The policy's forward; its own tensors are back afterwards, untouched."""
-        own = {name: p.data for name, p in self._trained.items()}
-        try:
-            for name, p in self._trained.items():
-                p.data = self._kept[name]
-            yield self._forward
-        finally:
-            for name, p in self._trained.items():
-                p.data = own[name]
 
-    def refresh(self) -> None:
-        """Copy the adapter."""
-        self.restore(self._trained)
+KINDS: dict[str, Callable[[Team], Reference]] = {"off": AdapterOff, "copy": AdapterCopy}
 
-    def tensors(self) -> Mapping[str, Tensor]:
-        """The copy."""
-        return self._kept
 
-    @torch.no_grad()
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy it back."""
-        for name, kept in self._kept.items():
-            kept.copy_(tensors[name])
+@contextmanager
+def exchanged(parameters: Mapping[str, nn.Parameter], values: Mapping[str, Tensor]) -> Iterator[None]:
+    """Within the block parameters have other values; their own are back afterwards, bit for bit.
+
+    Written in place: what divides a parameter over ranks reads the memory that it had in the beginning.
+    """
+    own = {name: p.detach().clone() for name, p in parameters.items()}
+    try:
+        _copy(values, parameters)
+        yield
+    finally:
+        _copy(own, parameters)
+
+
+@torch.no_grad()
+def _copy(values: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> None:
+    for name, tensor in into.items():
+        tensor.copy_(values[name])
 
 
 def refer(run: Run, credit: Credit, known: Known) -> Known:
@@ -176,5 +171,4 @@ def refer(run: Run, credit: Credit, known: Known) -> Known:
 
 def score_reference(run: Run, reference: Reference, rows: Sequence[TrainSequence]) -> Sequence[Any]:
     """Log-probabilities of rows under the reference; None for a row that is not run."""
-    with reference.standing_in() as forward:
-        return memory.with_less(run, lambda: run.learner.score(rows, forward=forward)).logprobs
+    return memory.with_less(run, lambda: run.learner.score(rows, forward=reference.forward)).logprobs

@@ -10,19 +10,20 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from gropius.train.team import POLICY, REFERENCE, local
+
 if TYPE_CHECKING:
     from gropius.train.loop import Run
 
 
 def resources(run: Run) -> dict[str, float]:
-    """Metrics of memory. Weights and gradients: of policy, critic and reference, every tensor once; a gradient is as
-    large as its weight. The peak is the device's where there is one, else the process's, and never falls.
+    """Metrics of memory on this rank. Weights and gradients: of policy, critic and reference, every tensor once; a
+    gradient is as large as its weight. The peak is the device's where there is one, else the process's; it never falls.
     """
     critic = run.critic
     moved = [*run.learner.optimiser.parameters, *(critic.model.parameters() if critic is not None else ())]
-    held = [*run.loaded.model.parameters(), *moved]
-    if run.reference is not None:
-        held += run.reference.tensors().values()
+    team = run.learner.team
+    held = [*run.loaded.model.parameters(), *moved, *team.parts(POLICY).values(), *team.parts(REFERENCE).values()]
     moments = [*run.learner.optimiser.tensors().values()]
     moments += [] if critic is None else [*critic.optimiser.tensors().values()]
     return {
@@ -42,5 +43,5 @@ def peak_bytes() -> int:
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
-    unique = {tensor.data_ptr(): tensor.nbytes for tensor in tensors}
+    unique = {mine.data_ptr(): mine.nbytes for mine in map(local, tensors)}
     return sum(unique.values())

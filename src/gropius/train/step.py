@@ -164,7 +164,7 @@ class Learner:
             None if anchor is None else list(anchor),
             None if reference is None else list(reference),
         )
-        self.team.lead("update", self.objective.as_dict(), dataclasses.asdict(self.settings), *given)
+        self.team.lead("update", self.objective.as_dict(), dataclasses.asdict(self.settings), self.bonus, *given)
         shared = self._share(sequences)
         tally = _Tally(len(sequences))
         self.optimiser.zero()

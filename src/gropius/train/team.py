@@ -8,7 +8,8 @@ gradient) or a list in the order of the batch (log-probabilities), so that nobod
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,10 +20,14 @@ from transformers import PreTrainedModel
 from gropius.distributed.launch import secret
 from gropius.distributed.wire import Codec
 from gropius.distributed.world import World
+from gropius.rollout.apart import Transfer
 from gropius.rollout.engine import Engine
 from gropius.rollout.pool import EnginePool
 from gropius.rollout.remote import Address, RemoteEngine
 from gropius.rollout.torch_engine import TorchEngine
+from gropius.train.gathered import Gathered
+from gropius.train.gathered import full as full
+from gropius.train.gathered import local as local
 from gropius.train.optim import Optimiser, OptimiserSettings
 from gropius.train.pack import Pack
 from gropius.train.sequences import TrainSequence
@@ -33,7 +38,7 @@ if TYPE_CHECKING:
     from gropius.train.forward import Forward
 
 CODEC = Codec((TrainSequence, OptimiserSettings))
-POLICY, REFERENCE = "policy", "reference"
+POLICY, REFERENCE, MOMENTS = "policy", "reference", "moments"
 
 
 class Team:
@@ -45,6 +50,8 @@ class Team:
     def __init__(self, world: World | None = None, mode: Mode = "optimiser") -> None:
         self.world, self.mode = world, mode
         self.forwards: dict[str, Forward] = {}
+        self._held: dict[str, Callable[[], Mapping[str, Tensor]]] = {}
+        self.transfer: Transfer | None = None
 
     @property
     def size(self) -> int:
@@ -110,62 +117,77 @@ class Team:
         return [CODEC.decode(frame) for frame in self.world.gather(CODEC.encode(mine))] or [mine]
 
     def name(self, forward: Forward) -> str:
-        """What the ranks call a model that is divided over them."""
-        return next((name for name, known in self.forwards.items() if known.model is forward.model), "")
+        """What the ranks call a way over a model that is divided over them."""
+        same = (name for name, known in self.forwards.items() if _same(known, forward))
+        return next(same, "")
+
+    def hold(self, name: str, forward: Forward, parts: Mapping[str, Tensor] | None = None) -> Forward:
+        """Call a way over a model, and this rank's part of its tensors, by a name. parts: None, all its parameters."""
+        held = dict(forward.model.named_parameters()) if parts is None else parts
+        self.forwards[name], self._held[name] = forward, lambda: held
+        return forward
+
+    def parts(self, name: str) -> Mapping[str, Tensor]:
+        """This rank's part of what is held under a name; nothing where nothing is."""
+        return self._held[name]() if name in self._held else {}
 
     def join(self, name: str, whole: PreTrainedModel, make: Callable[[PreTrainedModel], Forward]) -> Forward:
-        """A copy of a model, divided over the ranks, as the model that they call `name`; alone, the model itself.
+        """A copy of a model, divided over the ranks, as what they call `name`; alone, the policy is the model itself.
 
         Rank 0's weights become everybody's. The model that is given stays whole: engines and checkpoints read it.
         """
-        if self.world is None:
-            return make(whole)
-        if name not in self.forwards:
+        if name not in self.forwards or self.world is None:
             self.lead("join", name)
-            self.world.spread([*whole.parameters(), *whole.buffers()])
-            own = copy.deepcopy(whole)
+            if self.world is not None:
+                self.world.spread([*whole.parameters(), *whole.buffers()])
+            own = whole if name == POLICY and self.world is None else copy.deepcopy(whole)
             if name != POLICY:
                 own.requires_grad_(False)
-            self.forwards[name] = shard(make(own), self.world, self.mode)
+            self.hold(name, make(own) if self.world is None else shard(make(own), self.world, self.mode))
         return self.forwards[name]
 
-    def publish(self, whole: nn.Module, version: int) -> int:
-        """Bring every rank's whole copy of the policy up to date, tensor by tensor. Bytes that came to this rank."""
-        if self.world is None or POLICY not in self.forwards:
-            return 0
+    def publish(self, whole: nn.Module, version: int) -> None:
+        """Bring every rank's whole copy of the policy up to date, tensor by tensor. `transfer`: what came to this."""
+        if self.world is None:
+            return
         self.lead("publish", version)
+        began, moved = time.perf_counter(), 0
         into = dict(whole.named_parameters())
-        moved = 0
         with torch.no_grad():
-            for key, parameter in self.forwards[POLICY].model.named_parameters():
-                into[key].copy_(full(parameter))
-                moved += into[key].nbytes - local(parameter).nbytes
-        return moved
+            for key, part in self.parts(POLICY).items():
+                if part.requires_grad:
+                    into[key].copy_(full(part))
+                    moved += part.nbytes - local(part).nbytes
+        self.transfer = Transfer(version, moved, time.perf_counter() - began)
 
-    def weights(self, forward: Forward) -> dict[str, Tensor]:
-        """A model's parameters, whole, by name."""
-        self.lead("weights", self.name(forward))
-        return {key: full(parameter.detach()) for key, parameter in forward.model.named_parameters()}
+    def whole(self, name: str, keys: Sequence[str]) -> dict[str, Tensor]:
+        """Some tensors of what is held under a name, put together."""
+        self.lead("whole", name, list(keys))
+        parts = self.parts(name)
+        return {key: full(parts[key].detach()) for key in keys}
 
-    def put(self, forward: Forward, tensors: Mapping[str, Tensor] | None) -> None:
-        """Rank 0's whole tensors, by name, into a model's parameters."""
-        self.lead("put", self.name(forward))
-        for key, parameter in forward.model.named_parameters():
-            parameter.data.copy_(self._part(None if tensors is None else tensors[key], parameter))
+    def gathered(self, name: str) -> Mapping[str, Tensor]:
+        """All tensors of what is held under a name, by name: put together as they are read."""
+        parts = self.parts(name)
+        return dict(parts) if self.world is None else Gathered(parts, lambda keys: self.whole(name, keys))
 
-    def refresh(self, reference: Forward, policy: nn.Module) -> None:
+    def put(self, name: str, tensors: Mapping[str, Tensor] | None) -> None:
+        """Rank 0's whole tensors, by name, into what is held under a name."""
+        self.lead("put", name)
+        for key, part in self.parts(name).items():
+            part.data.copy_(self._part(None if tensors is None else tensors[key], part))
+
+    def refresh(self) -> None:
         """The reference becomes the policy as it is now."""
         self.lead("refresh")
-        source = policy if self.world is None else self.forwards[POLICY].model
-        now = dict(source.named_parameters())
+        now = self.parts(POLICY)
         with torch.no_grad():
-            for key, parameter in reference.model.named_parameters():
-                parameter.copy_(now[key])
+            for key, part in self.parts(REFERENCE).items():
+                part.copy_(now[key])
 
-    def moments(self, optimiser: Optimiser) -> dict[str, Tensor]:
-        """Every moment of an optimiser, whole."""
-        self.lead("moments")
-        return {key: full(value) for key, value in optimiser.tensors().items()}
+    def watch(self, optimiser: Optimiser) -> None:
+        """Hold this rank's part of an optimiser's moments under the name MOMENTS."""
+        self._held[MOMENTS] = optimiser.tensors
 
     def restore(self, optimiser: Optimiser, tensors: Mapping[str, Tensor], steps: int) -> None:
         """Put an optimiser's moments back. Errors: ValueError when they belong to another model."""
@@ -207,11 +229,5 @@ class Team:
         self.lead("end")
 
 
-def full(tensor: Tensor) -> Tensor:
-    """A divided tensor put together on every rank; any other as it is."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that lies on this rank."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+def _same(one: Forward, other: Forward) -> bool:
+    return one.model is other.model and one.within is other.within
