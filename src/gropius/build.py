@@ -31,6 +31,7 @@ from gropius.records.sinks import Place, Sinks
 from gropius.records.writer import RunWriter
 from gropius.rewards import InProcessScorer, MixedScorer, PoolSettings, open_scorer
 from gropius.rewards import isolation as isolating
+from gropius.rollout.apart import Engines
 from gropius.rollout.collect import Player
 from gropius.rollout.fitting import fitting
 from gropius.rollout.torch_engine import TorchEngine
@@ -42,9 +43,10 @@ from gropius.train import advance, ending, keep, loop, memory, randomness, refer
 from gropius.train import resume as continuing
 from gropius.train.checkpoint import Snapshot
 from gropius.train.conversation import conversation
-from gropius.train.critic import Critic
+from gropius.train.critic import Critic, trunk_of
 from gropius.train.engines import open_engines
 from gropius.train.forward import Forward
+from gropius.train.hand_over import Divided
 from gropius.train.interrupt import StopRequest
 from gropius.train.keep import Keeper
 from gropius.train.loop import Run, State
@@ -54,7 +56,7 @@ from gropius.train.origin import origin
 from gropius.train.progress import Progress
 from gropius.train.sft import WarmStart, imitation, warm_start
 from gropius.train.step import Learner, LearnerSettings, UpdateReport
-from gropius.train.team import POLICY, Team
+from gropius.train.team import CRITIC, POLICY, REFERENCE, Team
 
 
 def tasks(resolved: Resolved) -> TaskSet:
@@ -182,12 +184,22 @@ def forward(resolved: Resolved, policy: PreTrainedModel) -> Forward:
     )
 
 
+def join(resolved: Resolved, team: Team, name: str, loaded: LoadedModel) -> Forward:
+    """The model, or a copy of it, as what the ranks call `name`."""
+    make = functools.partial(forward, resolved)
+    return team.join(name, loaded.model, functools.partial(trunk_of, make) if name == CRITIC else make)
+
+
 def learner_for(resolved: Resolved, parts: Parts, objective: Objective, settings: OptimiserSettings) -> Learner:
     """The policy under an objective, over all ranks of the team."""
-    way = parts.team.join(POLICY, parts.loaded.model, functools.partial(forward, resolved))
+    if parts.team.divided:  # while there is a whole model to copy
+        wanted = {REFERENCE: reference.is_a_copy(resolved, parts.loaded), CRITIC: has_own_trunk(resolved)}
+        for name in (name for name, is_wanted in wanted.items() if is_wanted):
+            join(resolved, parts.team, name, parts.loaded)
+    way = join(resolved, parts.team, POLICY, parts.loaded)
     optimiser = Optimiser(way.model, settings)
     parts.team.lead("optimiser", settings)
-    parts.team.watch(optimiser)
+    parts.team.watch(optimiser, parts.loaded)
     return Learner(
         way,
         objective,
@@ -299,6 +311,8 @@ def _run(
     writer, progress, stop = around
     learner = learner_for(resolved, parts, resolved.objective, _settings(resolved))
     progress.note(learner.forward.describe())
+    if parts.team.divided and isinstance(parts.player.engine, Engines):
+        parts.player.engine.source = Divided(parts.loaded, learner)
     weights = {part.name: part.weight for part in getattr(parts.player.scorer, "parts", ())}
     return Run(
         plan=resolved,
@@ -318,7 +332,7 @@ def _run(
         randomness=randomness.capture(),
         watch=Watch(writer.folder, resolved.doctor.pause_on) if resolved.doctor.every else None,
         judge=parts.scorer,
-        critic=critic_for(resolved, learner),
+        critic=critic_for(resolved, learner, parts.loaded),
     )
 
 
@@ -326,10 +340,22 @@ def _settings(resolved: Resolved) -> OptimiserSettings:
     return settings_of(resolved.train, resolved.train, resolved.derived.optimiser_steps_per_step)
 
 
-def critic_for(resolved: Resolved, learner: Learner) -> Critic | None:
+def has_own_trunk(resolved: Resolved) -> bool:
+    """True where a critic has a model of its own."""
+    return resolved.objective.needs_critic and resolved.critic.trunk != "shared"
+
+
+def critic_for(resolved: Resolved, learner: Learner, loaded: LoadedModel) -> Critic | None:
+    """The critic of a recipe, where its objective needs one."""
     table, per_step = resolved.critic, resolved.derived.optimiser_steps_per_step * resolved.critic.epochs
     settings = settings_of(table, resolved.train, per_step, resolved.train.steps)
-    return Critic.beside(learner, table, settings) if resolved.objective.needs_critic else None
+
+    def trunk() -> Forward:
+        made = join(resolved, learner.team, CRITIC, loaded)
+        learner.team.refresh(CRITIC)
+        return made
+
+    return Critic.beside(learner, table, settings, trunk) if resolved.objective.needs_critic else None
 
 
 def warm_up(resolved: Resolved, parts: Parts, progress: Progress, stop: StopRequest | None = None) -> None:

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from transformers import PreTrainedModel
 
 from gropius import build
 from gropius.distributed import launch as launching
@@ -26,7 +25,8 @@ from gropius.recipe.resolve import Resolved
 from gropius.records.writer import RESOLVED
 from gropius.rollout.remote import EngineLost
 from gropius.rollout.server import EngineServer
-from gropius.train.forward import Forward
+from gropius.train.advance import energies_of
+from gropius.train.critic import Critic
 from gropius.train.optim import Optimiser, OptimiserSettings
 from gropius.train.progress import Progress
 from gropius.train.reference import KINDS
@@ -81,7 +81,7 @@ def leading(resolved: Resolved, show: Callable[[Exception], None]) -> Iterator[T
         if resolved.cluster.trainer_ranks == 1:
             yield Team()
             return
-        team = Team(_world(resolved), resolved.cluster.shard)
+        team = _team(resolved)
         try:
             yield team
         except GropiusError as error:
@@ -103,11 +103,12 @@ def _send_home(team: Team) -> None:
         team.close()
 
 
-def _world(resolved: Resolved) -> World:
+def _team(resolved: Resolved) -> Team:
     where = seat()
     assert where is not None
     cluster = resolved.cluster
-    return World(where, device_of(resolved.model.device, where), cluster.deadline_s, cluster.bind)
+    world = World(where, device_of(resolved.model.device, where), cluster.deadline_s, cluster.bind)
+    return Team(world, cluster.shard, divided=cluster.engines > 0)
 
 
 class Follower:
@@ -123,19 +124,17 @@ class Follower:
             engine = build.engine(resolved, self.loaded)
             self.server = EngineServer(engine, launching.secret(), resolved.cluster.bind)
         self.optimiser: Optimiser | None = None
+        self.critic: Critic | None = None
 
     def join(self, name: str) -> None:
         """A model is divided over the ranks; what lies here is overwritten by rank 0's."""
 
-        def made(model: PreTrainedModel) -> Forward:
-            return build.forward(self.resolved, model)
-
-        self.team.join(name, self.loaded.model, made)
+        build.join(self.resolved, self.team, name, self.loaded)
 
     def optimise(self, settings: OptimiserSettings) -> None:
         """An optimiser of this rank's part."""
         self.optimiser = Optimiser(self.team.forwards[POLICY].model, settings)
-        self.team.watch(self.optimiser)
+        self.team.watch(self.optimiser, self.loaded)
 
     def learner(self, settings: dict[str, object], objective: Objective | None = None) -> Learner:
         """A learner as rank 0 has one."""
@@ -166,10 +165,10 @@ class Follower:
                 name, settings, rows, entropy = args
                 self.learner(settings).score(rows, forward=team.forwards[name], entropy=entropy)  # type: ignore
             case "update":
-                objective, settings, bonus, *rest = args
+                objective, settings, bonus, beside, *rest = args
                 learner = self.learner(settings, override(Objective(), objective))  # type: ignore[arg-type]
                 learner.bonus = bonus  # type: ignore[assignment]
-                learner.update(*rest)  # type: ignore[arg-type]
+                learner.update(*rest, also=(lambda: self.answer(*team.led())) if beside else None)  # type: ignore
             case "reference":
                 KINDS[str(args[0])](team)
             case "whole":
@@ -177,11 +176,19 @@ class Follower:
             case "put":
                 team.put(str(args[0]), None)
             case "refresh":
-                team.refresh()
-            case "restore" if self.optimiser is not None:
-                names, counts, steps = args
-                team.receive(self.optimiser, names, counts, None)  # type: ignore[arg-type]
-                self.optimiser.steps = int(steps)  # type: ignore[call-overload]
+                team.refresh(str(args[0]))
+            case "energies":
+                energies_of(self.learner(args[0]), args[1])  # type: ignore[arg-type]
+            case "critic":
+                self.critic = build.critic_for(self.resolved, self.learner(args[0]), self.loaded)  # type: ignore
+            case "critic.values" if self.critic is not None:
+                self.critic.values(*args)  # type: ignore[arg-type]
+            case "critic.accumulate" if self.critic is not None:
+                self.critic.accumulate(*args)  # type: ignore[arg-type]
+            case "critic.step" if self.critic is not None:
+                self.critic.step()
+            case "restore":
+                team.receive(*args)  # type: ignore[arg-type]
             case _:
                 raise RunHalted(f"rank {team.rank} was asked for {call!r}, which it cannot do now")
 
@@ -194,7 +201,7 @@ def follow(resolved: Resolved) -> None:
     for number in (signal.SIGINT, signal.SIGHUP, *(() if ours else (signal.SIGTERM,))):
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(resolved.train.threads or torch.get_num_threads())
-    team = Team(_world(resolved), resolved.cluster.shard)
+    team = _team(resolved)
     try:
         follower = Follower(resolved, team)
         while (said := team.led())[0] != "end":

@@ -38,7 +38,7 @@ def invariance(resolved: Resolved, progress: Progress) -> list[Invariance]:
         if resolved.sft.steps:
             build.warm_up(resolved, parts, progress)
         parts.player.engine.set_policy(0, parts.loaded.digest())
-        critic = build.critic_for(resolved, learner)
+        critic = build.critic_for(resolved, learner, parts.loaded)
         batch = asyncio.run(one_batch(resolved, parts.loaded, parts.player, learner, critic))
         found = every_invariance(learner.forward, resolved.objective, learner.settings, batch)
         return found if critic is None else [*found, *critic_invariances(critic, batch)]

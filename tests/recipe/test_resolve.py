@@ -83,7 +83,6 @@ class TestContradictions:
             "rollout.stop_strings",
             'branch_at = "turn"',
         ),
-        (("objective.preset=ppo", "cluster.trainer_ranks=2"), "cluster.trainer_ranks", "write trainer_ranks = 1"),
         (("rollout.demonstrations=8",), "rollout.demonstrations", "no sampled sibling"),
         (
             ("rollout.demonstrations=1", "objective.ratio.anchor=sampler"),
@@ -104,6 +103,11 @@ class TestContradictions:
         (("train.optimiser=adamw_8bit", "cluster.trainer_ranks=2"), "cluster.trainer_ranks", "blocks of a whole"),
         (("train.offload=true", "cluster.trainer_ranks=2"), "cluster.trainer_ranks", "write train.offload = false"),
         (("train.max_staleness=100", "train.steps=100"), "train.max_staleness", "less than train.steps"),
+        (
+            ("checkpoint.background=true", "cluster.trainer_ranks=2", "cluster.engines=1"),
+            "checkpoint.background",
+            "write background = false",
+        ),
         (("rollout.engine=vllm", "cluster.engines=1"), "cluster.engines", "write cluster.engines = 0"),
         (("model.lora.rank=8", "model.lora.dropout=0.1"), "model.lora.dropout", "write dropout = 0"),
     )

@@ -83,7 +83,7 @@ def test_weights_are_refused_while_responses_are_drawn_from_the_ones_before(mode
         while not hosts[0].engine.busy:
             await asyncio.sleep(0.001)
         try:
-            await apart._hand_over(apart._pool.engines["engine 0"])
+            await apart._send(dict(apart._pool.engines))
         finally:
             for task in drawing:
                 task.cancel()

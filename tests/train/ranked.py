@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import socket
@@ -54,15 +55,53 @@ def ranked() -> Iterator[Ranked]:
 
 
 def _team(job: dict[str, Any]) -> Any:
+    from gropius.train.team import Team
+
+    return Team(_world(job), job.get("mode", "optimiser"))
+
+
+def _world(job: dict[str, Any], deadline_s: float = 60.0) -> Any:
     import torch
 
     from gropius.distributed.seat import seat
     from gropius.distributed.world import World
-    from gropius.train.team import Team
 
     where = seat()
     assert where is not None
-    return Team(World(where, torch.device("cpu"), 60.0), job.get("mode", "optimiser"))
+    return World(where, torch.device("cpu"), deadline_s)
+
+
+def exchange(job: dict[str, Any]) -> Any:
+    """Everything that ranks say to each other, as each of them heard it."""
+    import torch
+
+    world = _world(job)
+    words = ["", "a", "ü" * 1000]
+    heard = [world.broadcast(word.encode() if world.rank == 0 else None).decode() for word in words]
+    gathered = [part.decode() for part in world.gather((f"r{world.rank}" * (world.rank + 1)).encode())]
+    empty = [part.decode() for part in world.gather(b"")]
+    flags = [world.any(False), world.any(world.rank == 2), world.any(True)]
+    tensor = torch.arange(4.0) if world.rank == 0 else torch.full((4,), 9.0)
+    world.spread([tensor])
+    mine = {"heard": heard, "gathered": gathered, "empty": empty, "any": flags, "spread": tensor.tolist()}
+    every = [json.loads(part) for part in world.gather(json.dumps(mine).encode())]
+    return {name: [one[name] for one in every] for name in mine} if every else None
+
+
+def missing(job: dict[str, Any]) -> Any:
+    """A rank that leaves without a word, as rank 0 sees it: after a call that all answered."""
+    from gropius.distributed.launch import lost_sight
+
+    world = _world(job, deadline_s=10.0)
+    if world.rank:
+        world.await_call()
+        os._exit(0)
+    world.call()
+    try:
+        world.call()
+    except RuntimeError as error:
+        return {"said": str(error), "lost": lost_sight(error), "later": world._calls == 2}
+    return {"said": "", "lost": False, "later": False}
 
 
 def _rows(job: dict[str, Any]) -> list[Any]:
@@ -99,17 +138,19 @@ def gradient(job: dict[str, Any]) -> Any:
         model = adapted(build(job.get("model", "llama"), dtype), job)
         if job.get("frozen"):
             next(model.parameters()).requires_grad_(False)
-        way = crowd.join("policy", model, lambda whole: Forward.of(whole, **options)) if crowd.alone else None
-        if way is None:
-            own = crowd.join  # the calls of rank 0 are made by all: there is no follower here
-            crowd.lead = lambda *_: None
-            way = own("policy", model, lambda whole: Forward.of(whole, **options))
+        crowd.lead = lambda *_: None  # the calls of rank 0 are made by all: there is no follower here
+        own = {**options, "compute_dtype": job["alone_dtype"]} if crowd.alone and "alone_dtype" in job else options
+        way = crowd.join("policy", model, functools.partial(Forward.of, **own))
+        ran: list[int] = []
+        way.model.model.layers[0].input_layernorm.register_forward_hook(lambda *_, ran=ran: ran.append(1))
         catcher = Catcher(way.model)
         learner = Learner(way, objective, catcher, settings, crowd)
         scores = learner.score(rows)
+        scored = len(ran)
         anchor = scores.logprobs if team.rank == 0 or crowd.alone else found[0]["scores"]
         report = learner.update(rows, [a if a is None else a + 0.01 for a in anchor])
-        found.append({"report": report, "scores": scores.logprobs, "gradient": catcher.caught})
+        twice = (len(ran) - scored) / max(scored, 1)
+        found.append({"report": report, "scores": scores.logprobs, "gradient": catcher.caught, "passes": twice})
     alone, ranks = found
     if ranks["gradient"] is None:
         return {"taken": ranks["report"].taken, "refused": ranks["report"].refused}
@@ -127,8 +168,42 @@ def gradient(job: dict[str, Any]) -> Any:
         "metrics": {
             name: abs(value - alone["report"].metrics[name]) for name, value in ranks["report"].metrics.items()
         },
+        "passes": [one["passes"] for one in found],
         "counts": [[getattr(one["report"], name) for name in ("live", "all_tokens")] for one in found],
         "same": all(same),
+    }
+
+
+def layout(job: dict[str, Any]) -> Any:
+    """What is divided, and what lies whole on a rank after a forward pass and after letting go."""
+    import torch
+    from batches import build
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+
+    from gropius.train.forward import Forward
+    from gropius.train.pack import pack
+    from gropius.train.team import POLICY
+
+    team = _team(job)
+    team.lead = lambda *_: None
+    stranger = build("llama", torch.float32, seed=team.rank)
+    way = team.join(POLICY, stranger, functools.partial(Forward.of, compute_dtype=job["compute_dtype"]))
+    names = dict(way.model.named_parameters())
+    whole = team.whole(POLICY, list(names))
+    mine = torch.cat([value.flatten() for value in whole.values()])
+    own = torch.cat([p.detach().flatten() for p in build("llama", torch.float32).parameters()])
+    with torch.no_grad():
+        way.logprobs(pack(_rows(job)[:2], budget_tokens=1000, skip=False)[0])
+    layers = way.model.model.layers
+    left = {n: str(p.dtype) for n, p in layers[0].named_parameters() if not isinstance(p, DTensor)}
+    way.sharded.let_go()
+    return {
+        "rank 0's": bool(torch.equal(mine, own)),
+        "units": sum(isinstance(module, FSDPModule) for module in way.sharded.modules()),
+        "left": left,
+        "after": sum(not isinstance(p, DTensor) for p in way.sharded.parameters()),
+        "frees": way.sharded._forward.head.weight.to_local().shape[0] < own.numel(),
     }
 
 
@@ -240,7 +315,72 @@ def run(job: dict[str, Any]) -> Any:
         return str(build.train(resolved, progress, team))
 
 
-CASES = {case.__name__: case for case in (gradient, references, culprits, run)}
+def divided(job: dict[str, Any]) -> Any:
+    """A run whose engines draw elsewhere, watched: what this rank ever held whole at once, and beside its parts."""
+    import gc
+
+    import torch
+    from torch.distributed.tensor import DTensor
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    from gropius.train import engines, gathered
+    from gropius.train.team import CRITIC, HANDED, POLICY, REFERENCE, Team, local, moments_of
+
+    gathered.BUCKET_BYTES = job["bucket"]
+    if job.get("threads"):
+        engines.EngineProcess = InThread
+    asked, seen = [], {"most": 0, "beside": 0, "model": 0, "asked": 0}
+    honest = Team.whole
+
+    def beside(team: Team) -> int:
+        """Bytes of all tensors here that are no part of what is divided."""
+        names = [POLICY, REFERENCE, CRITIC, moments_of(POLICY), moments_of(CRITIC)]
+        parts = [local(t) for held in names for t in team.parts(held).values()]
+        mine = {t.untyped_storage().data_ptr() for t in parts}
+        every = [t for t in gc.get_objects() if type(t) in (torch.Tensor, torch.nn.Parameter)]
+        held = {s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in every if not isinstance(t, DTensor))}
+        return sum(size for place, size in held.items() if place not in mine)
+
+    def whole(team: Team, name: str, keys: list[str]) -> dict[str, torch.Tensor]:
+        if name == HANDED and keys[0] == next(iter(team.parts(HANDED))):  # once a hand-over: it takes its time
+            seen["beside"] = max(seen["beside"], beside(team))
+        seen["model"] = sum(t.nbytes for t in team.parts(POLICY).values())
+        found = honest(team, name, keys)
+        divided = [found[key] for key in keys if isinstance(team.parts(name)[key], DTensor)]
+        asked.extend((StorageWeakRef(t.untyped_storage()), t.nbytes) for t in divided)
+        asked[:] = [(ref, size) for ref, size in asked if not ref.expired()]
+        seen["most"] = max(seen["most"], sum(size for _, size in asked))
+        seen["asked"] += name == HANDED
+        return found
+
+    Team.whole = whole
+    folder = run({**job, "settings": [*job["settings"], "cluster.engines=1"]})
+    Path(job["notes"], f"rank-{os.environ['RANK']}.json").write_text(json.dumps(seen))
+    return folder
+
+
+class InThread:
+    """An engine in this process, as `EngineProcess` makes one in another."""
+
+    def __init__(self, number: int, told: Any) -> None:
+        from gropius.hosting import EngineHost
+        from gropius.recipe import from_dict
+        from gropius.rollout.remote import Address
+
+        self._host = EngineHost(from_dict(told.recipe), told.secret, told.bind, told.device)
+        self.address = Address(told.bind, self._host.server.port, f"engine {number}")
+        self.describes = self._host.describe()
+
+    def ended(self) -> str:
+        """It lives."""
+        return ""
+
+    def end(self) -> None:
+        """Stop it."""
+        self._host.close()
+
+
+CASES = {case.__name__: case for case in (exchange, missing, layout, gradient, references, culprits, run, divided)}
 
 
 def _rank(job: dict[str, Any], rank: int, port: int, out: int) -> int:

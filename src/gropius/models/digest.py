@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -20,17 +20,26 @@ def tensor_digest(named: Iterable[tuple[str, Tensor]], before: str = "") -> str:
 
     before: text that comes first, of what else decides. The tensors are hashed apart (in threads), then their digests.
     """
-    names: dict[int, str] = {}
-    tensors = []
-    for name, tensor in sorted(named):
-        if id(tensor) not in names:
-            names[id(tensor)] = name
-            tensors.append((name, tensor.detach()))
+    return combined(tensor_digests(distinct(named)), before)
+
+
+def distinct(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """Tensors in order of their names, one of two names once, under the first."""
+    found = {id(tensor): (name, tensor) for name, tensor in sorted(named, key=lambda item: item[0], reverse=True)}
+    return dict(sorted(found.values(), key=lambda item: item[0]))
+
+
+def tensor_digests(tensors: Mapping[str, Tensor]) -> dict[str, bytes]:
+    """Of each tensor apart, in threads."""
     with ThreadPoolExecutor(max_workers=2) as pool:
-        digests = list(pool.map(lambda item: _one(*item), tensors))
+        return dict(zip(tensors, pool.map(lambda item: _one(item[0], item[1].detach()), tensors.items()), strict=True))
+
+
+def combined(digests: Mapping[str, bytes], before: str = "") -> str:
+    """Of tensors in order of their names, from the digests of each. before: as in `tensor_digest`."""
     whole = hashlib.sha256(before.encode())
-    for digest in digests:
-        whole.update(digest)
+    for name in sorted(digests):
+        whole.update(digests[name])
     return whole.hexdigest()
 
 

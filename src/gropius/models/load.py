@@ -16,8 +16,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.utils import logging as transformers_logging
 
 from gropius.errors import ModelError, did_you_mean
-from gropius.models.digest import weight_digest
+from gropius.models.digest import distinct, tensor_digest
 from gropius.models.lora import CONFIG as ADAPTER_CONFIG
+from gropius.models.lora import WEIGHTS as ADAPTER_WEIGHTS
 from gropius.models.lora import Adapter, LoraSettings, attach
 from gropius.models.package import packaged_model_folder
 from gropius.models.tiny import TinyShape, tiny_model
@@ -48,7 +49,17 @@ class LoadedModel:
 
     def digest(self) -> str:
         """Sha256 of the policy's weights: equal only for equal bits. A frozen base is hashed once, at load."""
-        return weight_digest(self.model) if self.adapter is None else self.adapter.digest()
+        return tensor_digest(self.handed().items(), self.preamble)
+
+    @property
+    def preamble(self) -> str:
+        """What the digest begins with: nothing, or what decides beside an adapter's own tensors."""
+        return "" if self.adapter is None else self.adapter.preamble()
+
+    def handed(self) -> dict[str, torch.Tensor]:
+        """The tensors that decide what the policy is, by name in order, tied ones once: all, or the adapter's."""
+        state: Mapping[str, torch.Tensor] = self.model.state_dict(keep_vars=True)
+        return distinct((state if self.adapter is None else self.adapter.trained).items())
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -112,6 +123,21 @@ def untrained(config: Path) -> LoadedModel:
     _, tokenizer = tiny_model(TinyShape(), 0)
     context = int(getattr(known.get_text_config(), "max_position_embeddings", None) or DEFAULT_CONTEXT)
     return LoadedModel(model.to(_device("auto")).eval(), tokenizer, str(config), context, (0,), 0)
+
+
+def save_config(loaded: LoadedModel, folder: Path) -> Path:
+    """Write what `save_model` does, but the tensors; the file that these belong in, under the names of `saved`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    loaded.tokenizer.save_pretrained(folder)
+    if loaded.adapter is not None:
+        loaded.adapter.save_config(folder)
+        return folder / ADAPTER_WEIGHTS
+    config: Any = loaded.model.config
+    config.architectures, config.dtype = [type(loaded.model).__name__], str(loaded.model.dtype).removeprefix("torch.")
+    config.save_pretrained(folder)
+    if loaded.model.generation_config is not None:
+        loaded.model.generation_config.save_pretrained(folder)
+    return folder / "model.safetensors"
 
 
 def save_model(loaded: LoadedModel, folder: str | Path) -> None:

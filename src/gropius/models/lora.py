@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from gropius.errors import ModelError, did_you_mean
-from gropius.models.digest import tensor_digest, weight_digest
+from gropius.models.digest import weight_digest
 
 NAME = "default"  # what peft calls the only adapter of a model
 CONFIG, WEIGHTS, BASE = "adapter_config.json", "adapter_model.safetensors", "base.json"
@@ -60,14 +60,12 @@ class LoraSettings:
 class Adapter:
     """An adapter in a model. wrapped: peft's view of the model. base_digest: of the weights that were there before.
 
-    layers: the adapted ones by name. trained: the parameters that training moves, by the model's own names.
-    source: what the base was loaded from. kept: a copy of the state that is saved instead of the live one. notes: what
-    was assumed, for a person.
+    layers: the adapted ones by name. source: what the base was loaded from. kept: a copy of the state that is saved
+    instead of the live one. notes: what was assumed, for a person.
     """
 
     wrapped: Any
     layers: Mapping[str, nn.Module]
-    trained: Mapping[str, nn.Parameter]
     base_digest: str
     source: str
     notes: tuple[str, ...] = ()
@@ -82,14 +80,24 @@ class Adapter:
         found: dict[str, Tensor] = get_peft_model_state_dict(self.wrapped, adapter_name=NAME)
         return {name: tensor.detach() for name, tensor in found.items()}
 
-    def digest(self) -> str:
-        """Sha256 over the base's digest, the scale of every layer, and the bits of everything that is trained."""
+    @property
+    def trained(self) -> dict[str, nn.Parameter]:
+        """The parameters that training moves, by the model's own names, as they lie now."""
+        return {name: p for name, p in self.wrapped.get_base_model().named_parameters() if p.requires_grad}
+
+    def preamble(self) -> str:
+        """What decides beside everything that is trained: the base's digest, and the scale of every layer."""
         scales = {name: layer.scaling[NAME] for name, layer in self.layers.items()}  # type: ignore[index]
-        return tensor_digest(self.trained.items(), f"{self.base_digest} {json.dumps(scales, sort_keys=True)}\n")
+        return f"{self.base_digest} {json.dumps(scales, sort_keys=True)}\n"
 
     def save(self, folder: str | Path) -> None:
         """Write peft's layout, and `base.json` with the digest of the base that the adapter belongs to."""
         folder = Path(folder)
+        self.save_config(folder)
+        save_file({name: t.detach().cpu().contiguous() for name, t in self.state().items()}, folder / WEIGHTS)
+
+    def save_config(self, folder: Path) -> None:
+        """What `save` writes, but the tensors."""
         folder.mkdir(parents=True, exist_ok=True)
         config = self.wrapped.peft_config[NAME].to_dict() | {
             "inference_mode": True,
@@ -97,7 +105,6 @@ class Adapter:
         }
         _write_json(folder / CONFIG, {key: _plain(value) for key, value in config.items()})
         _write_json(folder / BASE, {"source": self.source, "weights": self.base_digest})
-        save_file({name: t.detach().cpu().contiguous() for name, t in self.state().items()}, folder / WEIGHTS)
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
@@ -184,8 +191,7 @@ def attach(model: PreTrainedModel, settings: LoraSettings, seed: int, source: st
             raise ModelError(f'model.lora: "{source}" cannot take this adapter: {_first_line(error)}') from error
     if settings.adapter:
         _put_in(wrapped, Path(settings.adapter).expanduser())
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    return Adapter(wrapped, adapted(model), trained, digest, source, notes)
+    return Adapter(wrapped, adapted(model), digest, source, notes)
 
 
 def _targets(model: PreTrainedModel, wanted: tuple[str, ...]) -> list[str]:

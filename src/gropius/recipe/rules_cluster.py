@@ -24,6 +24,16 @@ CONTRADICTIONS: tuple[Contradiction, ...] = (
         ),
     ),
     Contradiction(
+        "checkpoint.background",
+        lambda d: (
+            d.recipe.checkpoint.background and d.recipe.cluster.trainer_ranks > 1 and d.recipe.cluster.engines > 0
+        ),
+        lambda d: (
+            "it saves from a copy of the whole model, and here no process holds one: ranks put it together a part at a "
+            "time; write background = false"
+        ),
+    ),
+    Contradiction(
         "cluster.engines",
         lambda d: d.recipe.cluster.engines > 0 and d.recipe.rollout.engine != "torch",
         lambda d: (

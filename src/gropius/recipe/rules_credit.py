@@ -61,14 +61,6 @@ CONTRADICTIONS: tuple[Contradiction, ...] = (
         lambda d: f"every size divides into trunks of {d.recipe.rollout.branches}; write multiples of it",
     ),
     Contradiction(
-        "cluster.trainer_ranks",
-        lambda d: d.recipe.cluster.trainer_ranks > 1 and d.objective.advantage.baseline in ("critic", "optimal_token"),
-        lambda d: (
-            "a critic and the optimal token baseline read hidden states, which only one process gives them; "
-            "write trainer_ranks = 1"
-        ),
-    ),
-    Contradiction(
         "critic.epochs",
         lambda d: (
             d.objective.needs_critic

@@ -1,25 +1,27 @@
 """Engines in processes of their own: handed the weights after every step, watched, started again when they are lost.
 
-The weights travel tensor by tensor as frames; the digest of what arrived is the policy's, or the hand-over is refused,
-and then a probe compares the engine's log-probabilities of a few tokens with the trainer's.
+The weights travel tensor by tensor as frames, each to every engine before the next; the digest of what arrived is the
+policy's, or the hand-over is refused, and then a probe compares the engines' log-probabilities of a few tokens with the
+trainer's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
+from torch import Tensor
 
 from gropius.models.load import DTYPES, LoadedModel
 from gropius.rollout.pool import EnginePool, Loss
-from gropius.rollout.remote import Address, EngineLost, HandOver, RemoteEngine
+from gropius.rollout.remote import Address, EngineLost, RemoteEngine
+from gropius.rollout.source import Source, Whole
 from gropius.rollout.vllm import probe
 from gropius.types import Completion, Request
 
@@ -72,14 +74,19 @@ class Transfer:
 
 
 class Engines:
-    """An `Engine` of several processes. Whoever makes it closes it, and with it the processes."""
+    """An `Engine` of several processes. Whoever makes it closes it, and with it the processes.
+
+    source: where the weights that they are handed lie; by itself the model, whole in this process.
+    """
 
     def __init__(self, loaded: LoadedModel, start: Start, apart: Apart, note: Callable[[str], None]) -> None:
         self._loaded, self._start, self._apart, self._note = loaded, start, apart, note
         self._hosts: dict[str, Host] = {}
         self._pool = EnginePool([], note, revive=self._revive)
         self._policy = (0, "")
-        self._kept: dict[str, NDArray[Any]] | None = None
+        self._kept: dict[str, Tensor] | None = None
+        self._dtype = DTYPES[apart.dtype]
+        self.source: Source = Whole(loaded, self._dtype)
         self._restarts = 0
         self.transfer: Transfer | None = None
         self.last_probe: probe.Probe | None = None
@@ -117,9 +124,12 @@ class Engines:
         Errors: EngineError when an engine ends up with other weights; MismatchError when its numbers are not theirs.
         """
         self._policy = (version, digest)
-        if self._apart.keep:
-            self._kept = {name: value.copy() for name, value in self._live()}
         asyncio.run(self._everybody())
+
+    def hand_over(self, version: int) -> str:
+        """The same where nobody knows the digest yet: it is that of what is sent."""
+        self.set_policy(version, "")
+        return self._policy[1]
 
     def rest(self) -> None:
         """Nothing: what they hold is theirs."""
@@ -132,52 +142,73 @@ class Engines:
     async def _everybody(self) -> None:
         """Hand over to all; who is lost on the way is started again first."""
         self._pool.forget()
-        done: list[HandOver] = []
-        pending = self._names
+        began, moved, pending = time.perf_counter(), 0, self._names
         while pending:
             for name in pending:
                 if name not in self._pool.engines:
                     self._pool.add(name, await self._again(name))
-            engines = [cast(RemoteEngine, self._pool.engines[name]) for name in pending]
-            answers = await asyncio.gather(*map(self._equip, engines), return_exceptions=True)
-            for name, answer in zip(pending, answers, strict=True):
-                if isinstance(answer, EngineLost):
-                    self._pool.drop(name)
-                elif isinstance(answer, BaseException):
-                    raise answer
-                else:
-                    done.append(answer)
-            pending = [name for name in pending if name not in self._pool.engines]
-        self.transfer = Transfer(self._policy[0], sum(one.bytes for one in done), max(one.seconds for one in done))
+            engines = {name: cast(RemoteEngine, self._pool.engines[name]) for name in pending}
+            moved += await self._send(engines)
+            seconds = time.perf_counter() - began
+            await self._all(engines, [self._ask(engine) for engine in engines.values()])
+            for name in set(pending) - set(engines):
+                self._pool.drop(name)
+            pending = [name for name in pending if name not in engines]
+        self.transfer = Transfer(self._policy[0], moved, seconds)
 
-    async def _equip(self, engine: RemoteEngine) -> HandOver:
+    async def _send(self, engines: dict[str, RemoteEngine], kept: Mapping[str, Tensor] | None = None) -> int:
+        """All weights to engines, then version and digest; bytes. Who is lost on the way is taken out. kept: these."""
+        moved = 0
+        if kept is None:
+            self._kept = {} if self._apart.keep else None
+        for bucket in self.source.buckets() if kept is None else ({name: value} for name, value in kept.items()):
+            frames = [(name, tensor.detach().cpu().numpy()) for name, tensor in bucket.items()]
+            if self._kept is not None and kept is None:
+                self._kept |= {name: torch.from_numpy(value.copy()) for name, value in frames}
+            await self._all(engines, [engine.take(frames) for engine in engines.values()])
+            moved += len(engines) * sum(value.nbytes for _, value in frames)
+            frames.clear()
+            if not engines:
+                return moved
+        self._policy = (self._policy[0], self._policy[1] or self.source.digest())
+        await self._all(engines, [engine.settle(*self._policy) for engine in engines.values()])
+        return moved
+
+    async def _all(self, engines: dict[str, RemoteEngine], work: Sequence[Coroutine[Any, Any, None]]) -> None:
+        """What each engine is to do, within the deadline; who is lost over it is taken out of `engines`."""
+        doing = [self._in_time(engine, one) for engine, one in zip(engines.values(), work, strict=True)]
+        answers = await asyncio.gather(*doing, return_exceptions=True)
+        for name, answer in zip(list(engines), answers, strict=True):
+            if isinstance(answer, EngineLost):
+                del engines[name]
+            elif isinstance(answer, BaseException):
+                raise answer
+
+    async def _in_time(self, engine: RemoteEngine, work: Coroutine[Any, Any, None]) -> None:
         deadline_s = self._apart.deadline_s
         try:
             async with asyncio.timeout(deadline_s):
-                done = await self._hand_over(engine)
-                await self._look(engine)
+                await work
         except TimeoutError:
             late = f"{engine.name} did not take the weights over within {deadline_s:g} s (cluster.deadline_s)"
             self._note(late)
             raise EngineLost(late) from None
-        return done
 
-    async def _hand_over(self, engine: RemoteEngine) -> HandOver:
-        return await engine.hand_over(self._live() if self._kept is None else self._kept.items(), *self._policy)
-
-    async def _look(self, engine: RemoteEngine) -> None:
+    async def _ask(self, engine: RemoteEngine) -> None:
         """The probe of one engine, against the trainer's weights as they are."""
         vocabulary = int(cast(torch.Tensor, self._loaded.model.get_input_embeddings().weight).shape[0])
         asked = probe.probe_requests(vocabulary, self._loaded.context_length, self._policy[0])
         drawn = await asyncio.gather(*map(engine.complete, asked))
-        dtype = DTYPES[self._apart.dtype]
-        self.last_probe = probe.compare(self._loaded, dtype, asked, drawn)
-        probe.require_agreement(self.last_probe, self._apart.bound, engine.name, dtype)
+        self.last_probe = probe.differences(self.source.logprobs(asked, drawn), drawn)
+        probe.require_agreement(self.last_probe, self._apart.bound, engine.name, self._dtype)
 
     async def _revive(self, name: str) -> RemoteEngine:
         """The engine, started again in the middle of a collection, with the weights that this draws from."""
-        engine = await self._again(name)
-        await self._hand_over(engine)
+        engines = {name: await self._again(name)}
+        engine = engines[name]
+        await self._send(engines, self._kept)
+        if not engines:
+            raise EngineLost(f"{engine.name} was lost while it was handed the weights")
         return engine
 
     async def _again(self, name: str) -> RemoteEngine:
@@ -211,14 +242,6 @@ class Engines:
             await asyncio.sleep(BETWEEN_LOOKS_S)
             how = host.ended()
         return f"{name} was lost" + (f": {how}" if how else "")
-
-    def _live(self) -> Iterator[tuple[str, NDArray[Any]]]:
-        """What the trainer trains, by name, tied tensors once."""
-        seen: set[int] = set()
-        for name, tensor in self._loaded.model.state_dict(keep_vars=True).items():
-            if id(tensor) not in seen and (self._loaded.adapter is None or tensor.requires_grad):
-                seen.add(id(tensor))
-                yield name, np.asarray(tensor.detach().cpu().numpy())
 
     def _end(self) -> None:
         for host in list(self._hosts.values()):

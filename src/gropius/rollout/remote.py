@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,14 +30,6 @@ class Address:
     host: str
     port: int
     name: str
-
-
-@dataclass(frozen=True)
-class HandOver:
-    """Weights on their way to one engine: bytes of tensors, and seconds until it said that it holds them."""
-
-    bytes: int
-    seconds: float
 
 
 @dataclass(eq=False)
@@ -102,26 +93,30 @@ class RemoteEngine:
             line.waiting.pop(number, None)
         return found
 
-    async def hand_over(self, tensors: Iterable[tuple[str, NDArray[Any]]], version: int, digest: str) -> HandOver:
-        """Replace the weights over there, a tensor at a time; what is drawn from now on carries version and digest.
-
-        Errors: EngineLost; EngineError when it ends up with other weights than those of `digest`, or was drawing.
-        """
-        began, moved = time.perf_counter(), 0
+    async def take(self, tensors: Iterable[tuple[str, NDArray[Any]]]) -> None:
+        """Send tensors that replace those over there, one by one; `settle` ends it. Errors: EngineLost."""
         line = await self._connected()
-        number, future = self._expect(line)
         try:
             for name, value in tensors:
                 line.writer.write(CODEC.encode({"tensor": name, "value": value}))
                 await line.writer.drain()
-                moved += value.nbytes
+        except OSError as error:
+            raise EngineLost(f"{self.name} was lost: {error}") from error
+
+    async def settle(self, version: int, digest: str) -> None:
+        """All tensors were sent; what is drawn from now on carries version and digest.
+
+        Errors: EngineLost; EngineError when it ends up with other weights than those of `digest`, or was drawing.
+        """
+        line = await self._connected()
+        number, future = self._expect(line)
+        try:
             line.writer.write(CODEC.encode({"id": number, "version": version, "digest": digest}))
             await self._answer(future)
         except OSError as error:
             raise EngineLost(f"{self.name} was lost: {error}") from error
         finally:
             line.waiting.pop(number, None)
-        return HandOver(moved, time.perf_counter() - began)
 
     def _expect(self, line: _Line) -> tuple[int, asyncio.Future[Any]]:
         self._numbers += 1

@@ -15,6 +15,7 @@ from gropius.train.energy import energies
 from gropius.train.pack import pack
 from gropius.train.resources import resources
 from gropius.train.sequences import TrainSequence
+from gropius.train.shares import filled
 from gropius.train.step import Learner, UpdateReport
 from gropius.train.trained import Work
 
@@ -36,9 +37,14 @@ def looked_at(run: Run, known: Known, rows: Sequence[TrainSequence]) -> Known:
 
 def energies_of(learner: Learner, rows: Sequence[TrainSequence]) -> list[Any]:
     """[_T] the energy of every token of every row under the policy as it is."""
-    settings = learner.settings
-    packs = pack(rows, budget_tokens=settings.pack_tokens, skip=False)
-    return energies(learner.forward, packs, count=len(rows), temperature=settings.temperature)
+    settings, team, way = learner.settings, learner.team, learner.forward
+    team.lead("energies", dataclasses.asdict(settings), list(rows))
+    shared = team.share(lambda tokens: pack(rows, budget_tokens=tokens, skip=False), settings.pack_tokens)
+    mine = energies(way, [one for one, _ in shared.rounds()], count=len(rows), temperature=settings.temperature)
+    if way.sharded is None:
+        return mine
+    way.sharded.let_go()
+    return filled([one["energies"] for one in team.merged({"energies": mine})])
 
 
 def made_fresh(run: Run, part: Part, first: bool) -> Part:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from gropius.errors import RunFolderError, RunHalted
 from gropius.models.digest import weight_digest as weight_digest
-from gropius.models.load import LoadedModel, save_model
+from gropius.models.load import LoadedModel, save_config, save_model
 from gropius.records.faults import reached
 from gropius.train.gathered import local, parts_of, write
 from gropius.train.retention import Kept, Retention, superfluous
@@ -40,12 +40,13 @@ class Snapshot:
     """What a run needs besides its weights.
 
     step: steps done. facts: numbers and text that JSON holds (counters, data position, schedule). tensors: one file a
-    name, e.g. {"optimiser": {...}, "reference": {...}}.
+    name, e.g. {"optimiser": {...}, "reference": {...}}. weights: those of the model, where they do not lie in it whole.
     """
 
     step: int
     facts: Mapping[str, Any]
     tensors: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    weights: Mapping[str, Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,10 @@ def save(root: str | Path, snapshot: Snapshot, loaded: LoadedModel, retention: R
 
 
 def _write(aside: Path, snapshot: Snapshot, loaded: LoadedModel, facts: str) -> None:
-    save_model(loaded, aside / "model")
+    if snapshot.weights is None:
+        save_model(loaded, aside / "model")
+    else:
+        write(snapshot.weights, save_config(loaded, aside / "model"))
     reached("checkpoint.model")
     for name, tensors in snapshot.tensors.items():
         write(tensors, _file(aside, name))

@@ -7,10 +7,9 @@ N loss tokens of the whole optimiser batch, so packs, prefix sharing and ranks c
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,10 @@ from gropius.train.forward import Forward, scatter
 from gropius.train.optim import Optimiser, OptimiserSettings
 from gropius.train.pack import Pack, pack
 from gropius.train.sequences import TrainSequence
+from gropius.train.sharded import let_go, shard_alone
+from gropius.train.shares import Share, filled, nothing
 from gropius.train.step import Learner
+from gropius.train.team import CRITIC, local, moments_of
 
 if TYPE_CHECKING:
     from gropius.train.checkpoint import Snapshot
@@ -68,32 +70,45 @@ class ValueModel(nn.Module):
         self.body = body
 
 
-def own_trunk(forward: Forward, model: PreTrainedModel) -> Forward:
-    """A way to run packs through a copy of `model` without its output head; `forward` says how packs are run."""
-    copied = copy.deepcopy(model)
-    embeddings = copied.get_input_embeddings()
-    head = copied.get_output_embeddings()
+def trunk_of(make: Callable[[PreTrainedModel], Forward], model: PreTrainedModel) -> Forward:
+    """A way to run packs through a model whose output head is taken off; `make` says how packs are run."""
+    forward = make(model)
+    embeddings = model.get_input_embeddings()
+    head = model.get_output_embeddings()
     if head is not None and head.weight is not embeddings.weight:
-        copied.set_output_embeddings(nn.Identity())
+        model.set_output_embeddings(nn.Identity())
     weight = next(embeddings.parameters()).detach()
-    return dataclasses.replace(forward, model=copied, body=backbone(copied), head=Head(weight))
+    return dataclasses.replace(forward, body=backbone(model), head=Head(weight))
 
 
 class Critic:
-    """Values of sequences before an update, and steps toward the returns that the update's advantages came with."""
+    """Values of sequences before an update, and steps toward the returns that the update's advantages came with.
+
+    Make it on every rank; rank 0's calls are made by all.
+    """
 
     def __init__(self, forward: Forward, optimiser: OptimiserSettings, settings: CriticSettings, learner: Learner):
-        self.forward, self.settings, self.learner = forward, settings, learner
-        width = int(forward.head.weight.shape[1])
-        self.model = ValueModel(width, None if settings.shared else forward.body, forward.head.weight)
+        self.forward, self.settings, self.learner, self._team = forward, settings, learner, learner.team
+        weight = learner.forward.head.weight
+        self.model = ValueModel(int(weight.shape[1]), None if settings.shared else forward.body, local(weight))
+        if self._team.world is not None:
+            shard_alone(self.model.value, self._team.world)
         self.optimiser = Optimiser(self.model, optimiser)
+        self._team.hold(CRITIC, forward, dict(self.model.named_parameters()))
+        self._team.keep_moments(CRITIC, self.optimiser)
         self.metrics: dict[str, float] = {}
 
     @classmethod
-    def beside(cls, learner: Learner, table: CriticTable, optimiser: OptimiserSettings) -> Critic:
-        """The value model that a recipe's [critic] describes; a trunk of its own begins as the policy is now."""
+    def beside(
+        cls, learner: Learner, table: CriticTable, optimiser: OptimiserSettings, trunk: Callable[[], Forward]
+    ) -> Critic:
+        """The value model that a recipe's [critic] describes; a trunk of its own begins as the policy is now.
+
+        trunk: makes it, of every rank's part where there are several.
+        """
         settings = CriticSettings.of(table)
-        forward = learner.forward if settings.shared else own_trunk(learner.forward, learner.forward.model)
+        forward = learner.forward if settings.shared else trunk()
+        learner.team.lead("critic", dataclasses.asdict(learner.settings))
         return cls(forward, optimiser, settings, learner)
 
     @property
@@ -104,10 +119,14 @@ class Critic:
     @torch.no_grad()
     def values(self, sequences: Sequence[TrainSequence]) -> list[NDArray[Any] | None]:
         """Per sequence [_T] the value before every loss token, 0 at masked ones; None without a loss token."""
+        self._team.lead("critic.values", list(sequences))
         out: list[NDArray[Any] | None] = [None] * len(sequences)
-        for one in self._packs(sequences):
-            scatter(one, self._values(one), out)
-        return out
+        for one, _ in self._share(sequences).rounds():
+            found = self._values(one or nothing())
+            if one is not None:
+                scatter(one, found, out)
+        self._let_go()
+        return filled([one["values"] for one in self._team.merged({"values": out})])
 
     def update(self, sequences: Sequence[TrainSequence], old: PerSequence) -> None:
         """`epochs` steps toward the returns of the sequences that have some; old: the values they came from."""
@@ -120,13 +139,19 @@ class Critic:
 
         tokens: N, where the sequences are a part of the optimiser batch; 0: they are all of it.
         """
+        self._team.lead("critic.accumulate", list(sequences), list(old), tokens)
         self.optimiser.zero()
         tokens = tokens or trained_tokens(sequences)
         factor = self.settings.coefficient if self.moves_trunk else 1.0
         total, clipped = 0.0, 0
         with self.forward.running():
-            for one in self._packs(sequences):
-                values = self._values(one)
+            for one, last in self._share(sequences).rounds():
+                if self.forward.sharded is not None:
+                    self.forward.sharded.last_of_step(last and not self.settings.shared)
+                values = self._values(one or nothing())
+                if one is None:
+                    torch.autograd.backward(values.sum() * 0.0)
+                    continue
                 returns, before, weight = (
                     torch.from_numpy(np.concatenate(rows)).to(values.device, values.dtype)
                     for rows in _columns(one, old, tokens)
@@ -136,19 +161,23 @@ class Critic:
                 torch.autograd.backward(loss * factor)
                 total += float(loss.detach())
                 clipped += int((flat & (weight > 0)).sum())
+        if not self.moves_trunk:
+            self._let_go()
+        every = self._team.merged({"loss": total, "clipped": clipped})
+        total, clipped = sum(float(one["loss"]) for one in every), sum(int(one["clipped"]) for one in every)
         self.metrics |= {"critic/loss": total, "critic/clip_fraction": clipped / max(tokens, 1)}
         self.metrics["critic/explained_variance"] = _explained(sequences, old)
         return total
 
     def step(self) -> None:
         """Move the head (and its own trunk) by the accumulated gradient."""
+        self._team.lead("critic.step")
         info = self.optimiser.step()
         self.metrics |= {"critic/grad_norm": info.grad_norm, "critic/learning_rate": info.learning_rate}
 
-    def tensors(self) -> dict[str, dict[str, Tensor]]:
+    def tensors(self) -> dict[str, Mapping[str, Tensor]]:
         """What a checkpoint holds of the critic; the policy's trunk is not among it."""
-        weights = {name: p.detach() for name, p in self.model.named_parameters()}
-        return {"critic": weights, "critic_optimiser": self.optimiser.tensors()}
+        return {"critic": self._team.gathered(CRITIC), "critic_optimiser": self._team.gathered(moments_of(CRITIC))}
 
     def put_back(self, snapshot: Snapshot) -> bool:
         """Weights, moments and steps of a snapshot; False when it has none. Raises ValueError when they do not fit."""
@@ -158,9 +187,9 @@ class Critic:
         mine = dict(self.model.named_parameters())
         if set(saved) != set(mine) or any(saved[name].shape != p.shape for name, p in mine.items()):
             raise ValueError("the saved critic has another shape than the recipe's")
-        for name, parameter in mine.items():
-            parameter.data.copy_(saved[name])
-        self.optimiser.restore(dict(snapshot.tensors["critic_optimiser"]), int(snapshot.facts["critic_steps"]))
+        self._team.put(CRITIC, saved)
+        steps = int(snapshot.facts["critic_steps"])
+        self._team.restore(CRITIC, self.optimiser, snapshot.tensors["critic_optimiser"], steps)
         return True
 
     @property
@@ -169,15 +198,22 @@ class Critic:
         return sum(p.numel() for p in self.model.parameters())
 
     def _values(self, one: Pack) -> Tensor:
-        hidden = self.forward.hidden(one)
-        if self.settings.shared and not self.moves_trunk:
-            hidden = hidden.detach()
+        with torch.set_grad_enabled(torch.is_grad_enabled() and (self.moves_trunk or not self.settings.shared)):
+            hidden = self.forward.hidden(one)
         head = self.model.value
-        return nn.functional.linear(hidden.to(head.weight.dtype), head.weight, head.bias)[:, 0]
+        found: Tensor = head(hidden.to(head.weight.dtype))
+        return found[:, 0]
 
-    def _packs(self, sequences: Sequence[TrainSequence]) -> list[Pack]:
+    def _share(self, sequences: Sequence[TrainSequence]) -> Share:
         s = self.learner.settings
-        return pack(sequences, budget_tokens=s.pack_tokens, share=s.share_prompts, skip=False)
+        return self._team.share(
+            lambda tokens: pack(sequences, budget_tokens=tokens, share=s.share_prompts, skip=False), s.pack_tokens
+        )
+
+    def _let_go(self) -> None:
+        let_go(self.model.value)
+        if self.forward.sharded is not None:
+            self.forward.sharded.let_go()
 
 
 def trained_tokens(sequences: Sequence[TrainSequence]) -> int:

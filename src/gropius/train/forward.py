@@ -11,7 +11,7 @@ import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -25,10 +25,12 @@ from gropius.train.attention import layout, packed_attention
 from gropius.train.pack import Pack, pack
 from gropius.train.sequences import TrainSequence
 from gropius.train.sharded import Sharded
+from gropius.train.shares import nothing
 from gropius.train.tree import Layout
 from gropius.train.varlen import HALF, KERNELS, choose
 
 Array32 = NDArray[np.float32]
+T = TypeVar("T")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -108,10 +110,18 @@ class Forward:
 
     def logprobs(self, pack: Pack, *, temperature: float = 1.0, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
         """[_S] the log-probability of every loss token of the pack, differentiable, and the entropies when asked."""
-        if self.sharded is not None:
-            made: tuple[Tensor, Tensor | None] = self.sharded(pack, temperature, entropy)
-            return made
-        return self.compute(pack, temperature, entropy)
+        return self.on_weights(lambda way: way.compute(pack, temperature, entropy))
+
+    def hidden(self, pack: Pack) -> Tensor:
+        """[_S, d] the hidden states that predict the loss tokens, differentiable: what a value head reads."""
+        return self.on_weights(lambda way: way.states(pack))
+
+    def on_weights(self, work: Callable[[Forward], T]) -> T:
+        """What `work` makes of this way over whole weights. Where ranks divide them, all call it together."""
+        if self.sharded is None:
+            return work(self)
+        made: T = self.sharded(work)
+        return made
 
     def compute(self, pack: Pack, temperature: float, entropy: bool) -> tuple[Tensor, Tensor | None]:
         """`logprobs` on the weights at hand."""
@@ -127,8 +137,8 @@ class Forward:
                 float32_head=self.float32_head,
             )
 
-    def hidden(self, pack: Pack) -> Tensor:
-        """[_S, d] the hidden states that predict the loss tokens, differentiable: what a value head reads."""
+    def states(self, pack: Pack) -> Tensor:
+        """`hidden` on the weights at hand."""
         with self.running(), self._autocast():
             return self._hidden(pack) if self.packed else self._padded_hidden(pack)
 
@@ -200,13 +210,20 @@ def _recompute(model: PreTrainedModel) -> None:
 
 
 @torch.no_grad()
-def score(forward: Forward, packs: Sequence[Pack], *, count: int, temperature: float, entropy: bool = False) -> Scores:
-    """Log-probabilities (and entropies) of every packed sequence, without gradients; lists of `count` entries."""
+def score(
+    forward: Forward, packs: Sequence[Pack | None], *, count: int, temperature: float, entropy: bool = False
+) -> Scores:
+    """Log-probabilities (and entropies) of every packed sequence, without gradients; lists of `count` entries.
+
+    A pack that is None is run for the sake of the other ranks, and nothing comes of it.
+    """
     logprobs: list[Array32 | None] = [None] * count
     entropies: list[Array32 | None] = [None] * count
     with forward.within():
         for one in packs:
-            values, spread = forward.logprobs(one, temperature=temperature, entropy=entropy)
+            values, spread = forward.logprobs(one or nothing(), temperature=temperature, entropy=entropy)
+            if one is None:
+                continue
             scatter(one, values, logprobs)
             if spread is not None:
                 scatter(one, spread, entropies)

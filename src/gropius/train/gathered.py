@@ -57,7 +57,7 @@ def bucketed(tensors: Mapping[str, Tensor]) -> Iterator[list[str]]:
 
 
 def read(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of a mapping, in order, however it is held."""
+    """Every tensor of a mapping, in order, however it is held. Whoever keeps none of them holds one bucket at most."""
     if not isinstance(tensors, Gathered):
         yield from tensors.items()
         return
@@ -89,6 +89,7 @@ def write(tensors: Mapping[str, Tensor], path: Path) -> None:
         stream.write(struct.pack("<Q", len(head)) + head)
         for _, tensor in read(Gathered(parts, tensors.whole)):
             stream.write(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+            del tensor  # or it would still be there while the next bucket is put together
 
 
 def full(tensor: Tensor) -> Tensor:

@@ -20,9 +20,10 @@ from gropius.records.writer import CHECKPOINTS
 from gropius.train import ahead_kept, checkpoint, randomness
 from gropius.train.checkpoint import Snapshot
 from gropius.train.gathered import read
+from gropius.train.hand_over import digest_of
 from gropius.train.randomness import Randomness
 from gropius.train.retention import Retention
-from gropius.train.team import MOMENTS
+from gropius.train.team import POLICY, SAVED, moments_of
 
 if TYPE_CHECKING:
     from gropius.train.loop import Run
@@ -97,7 +98,7 @@ def unless_kept(run: Run) -> None:
 def snapshot_of(run: Run) -> Snapshot:
     """Everything that decides what comes next, beside the weights."""
     tensors: dict[str, Mapping[str, Tensor]]
-    tensors = {"optimiser": run.learner.team.gathered(MOMENTS), "random": run.randomness.tensors}
+    tensors = {"optimiser": run.learner.team.gathered(moments_of(POLICY)), "random": run.randomness.tensors}
     if run.reference is not None and (kept := run.reference.tensors()):
         tensors["reference"] = kept
     if ahead := ahead_kept.as_tensors(run.ahead):
@@ -112,12 +113,13 @@ def snapshot_of(run: Run) -> Snapshot:
         "critic_steps": 0 if run.critic is None else run.critic.optimiser.steps,
         "random": run.randomness.facts,
         "metrics_bytes": run.writer.metrics_bytes,
-        "weights": run.digest or run.loaded.digest(),
+        "weights": run.digest or digest_of(run),
         "recipe": run.plan.sha256,
         "tables": run.plan.tables(),
         "origin": run.origin,
     }
-    return Snapshot(run.state.step, facts, tensors)
+    weights = run.learner.team.gathered(SAVED) if run.learner.team.divided else None
+    return Snapshot(run.state.step, facts, tensors, weights)
 
 
 def put_back(run: Run, snapshot: Snapshot) -> None:
@@ -126,14 +128,14 @@ def put_back(run: Run, snapshot: Snapshot) -> None:
     Errors: RunFolderError when the weights that were loaded are not those that were saved, or do not fit the recipe.
     """
     facts: dict[str, Any] = dict(snapshot.facts)
-    digest = run.loaded.digest()
+    digest = digest_of(run)
     if digest != facts["weights"]:
         raise RunFolderError(
             f"step {snapshot.step}: the weights that were loaded ({digest[:12]}) are not those that were saved "
             f"({facts['weights'][:12]})"
         )
     try:
-        run.learner.team.restore(run.learner.optimiser, snapshot.tensors["optimiser"], facts["optimiser_steps"])
+        run.learner.team.restore(POLICY, run.learner.optimiser, snapshot.tensors["optimiser"], facts["optimiser_steps"])
         if run.critic is not None and not run.critic.put_back(snapshot):
             run.progress.note("the critic begins anew: what this goes on from had none")
     except ValueError as error:

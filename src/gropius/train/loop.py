@@ -32,6 +32,7 @@ from gropius.train.credit import Credit, Known, compare, needs_anchor_pass
 from gropius.train.critic import Critic
 from gropius.train.deadline import within
 from gropius.train.evaluate import HeldOut, Limits, evaluate
+from gropius.train.hand_over import hand_over
 from gropius.train.interrupt import StopRequest
 from gropius.train.keep import Keeper
 from gropius.train.order import TaskOrder
@@ -261,9 +262,7 @@ def update(run: Run, credit: Credit, known: Known) -> list[list[UpdateReport]]:
 
 def hand_over_weights(run: Run) -> None:
     """The engine samples from the policy as it is now; its completions carry the version and digest."""
-    run.learner.team.publish(run.loaded.model, run.learner.optimiser.steps)
-    run.digest = run.loaded.digest()
-    run.player.engine.set_policy(run.learner.optimiser.steps, run.digest)
+    run.digest = hand_over(run)
 
 
 def record(run: Run, batch: Selected, credit: Credit, work: Work, times: dict[str, float]) -> None:

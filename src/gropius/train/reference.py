@@ -63,13 +63,18 @@ def make(plan: Resolved, loaded: LoadedModel, learner: Learner, way: Way) -> Ref
     team = learner.team
     if not plan.objective.needs_reference:
         return None
-    if loaded.adapter is None:
+    if is_a_copy(plan, loaded):
         return FrozenCopy(team, loaded.model, way)
     lora = plan.model.lora
     from_the_base = not lora.adapter and lora.bias == "none"
     if from_the_base and not plan.sft.steps and not plan.train.reference_refresh:
         return AdapterOff(team)
     return AdapterCopy(team)
+
+
+def is_a_copy(plan: Resolved, loaded: LoadedModel) -> bool:
+    """True where the reference is a second model."""
+    return plan.objective.needs_reference and loaded.adapter is None
 
 
 class Stored:

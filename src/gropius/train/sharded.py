@@ -10,19 +10,22 @@ The gradient is a sum over ranks, never a mean: the weights of the loss were fix
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from transformers.pytorch_utils import Conv1D
 
 from gropius.distributed.world import World
 
 if TYPE_CHECKING:
+    from gropius.models.logprobs import Head
     from gropius.train.forward import Forward
-    from gropius.train.pack import Pack
 
 Mode = Literal["optimiser", "all"]
+T = TypeVar("T")
 
 
 class Sharded(nn.Module):
@@ -34,11 +37,13 @@ class Sharded(nn.Module):
         self.mode = mode
         self._forward = dataclasses.replace(forward, sharded=None)
 
-    def forward(self, pack: Pack, temperature: float, entropy: bool) -> tuple[Tensor, Tensor | None]:
-        """As `Forward.logprobs`, on the weights as they are now."""
-        layer: Any = self.model.get_output_embeddings()
-        head = dataclasses.replace(self._forward.head, weight=layer.weight, bias=layer.bias)
-        return dataclasses.replace(self._forward, head=head).compute(pack, temperature, entropy)
+    def forward(self, work: Callable[[Forward], T]) -> T:
+        """As `Forward.on_weights`, on the weights as they are now."""
+        return work(dataclasses.replace(self._forward, head=_head(self._forward)))
+
+    def forget_whole(self, head: Head) -> None:
+        """Hold no more of the weights than the ranks divide. head: this rank's part of the output head."""
+        self._forward = dataclasses.replace(self._forward, head=head)
 
     def last_of_step(self, last: bool) -> None:
         """Say before a backward pass whether the gradient is summed over ranks after it, and the weights let go."""
@@ -50,9 +55,7 @@ class Sharded(nn.Module):
 
     def let_go(self) -> None:
         """Keep only this rank's part: before the optimiser moves it."""
-        for module in self.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
+        let_go(self)
 
 
 def shard(forward: Forward, world: World, mode: Mode) -> Forward:
@@ -62,24 +65,60 @@ def shard(forward: Forward, world: World, mode: Mode) -> Forward:
     whose layers cannot be told is one unit.
     """
     low = torch.bfloat16 if forward.compute_dtype == "bfloat16" else None
-    # What flows between layers, norms and head stay as on one rank; only the layers' matrices travel in 16 bits.
+    # What flows between layers, norms and head stay as on one rank; only the layers' matrices travel in 16 bits. So a
+    # norm is gathered by itself: what belongs to a layer is cast with it.
     layers = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32 if low else None,
                                   cast_forward_inputs=False)  # fmt: skip
     whole = Sharded(forward, mode)
+    plain = MixedPrecisionPolicy(cast_forward_inputs=False)
     for layer in decoder_layers(forward.model):
+        for module in _kept_as_they_are(layer) if low else ():
+            fully_shard(module, mesh=world.mesh, reshard_after_forward=mode == "all", mp_policy=plain)
         fully_shard(layer, mesh=world.mesh, reshard_after_forward=mode == "all", mp_policy=layers)
-    fully_shard(whole, mesh=world.mesh, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False))
-    for module in whole.modules():
-        if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)
-    head: Any = forward.model.get_output_embeddings()
-    return dataclasses.replace(
-        forward, head=dataclasses.replace(forward.head, weight=head.weight, bias=head.bias), sharded=whole
-    )
+    fully_shard(whole, mesh=world.mesh, mp_policy=plain)
+    _sum_gradients(whole)
+    head = _head(forward)
+    whole.forget_whole(head)
+    return dataclasses.replace(forward, head=head, sharded=whole)
+
+
+def shard_alone(module: nn.Module, world: World) -> None:
+    """A module by itself, in place: what stands beside a model that is divided, such as a head on its trunk."""
+    fully_shard(module, mesh=world.mesh)
+    _sum_gradients(module)
+
+
+def let_go(module: nn.Module) -> None:
+    """Keep only this rank's part of what is gathered."""
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()
+
+
+def _sum_gradients(module: nn.Module) -> None:
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.set_gradient_divide_factor(1.0)
+            part.set_force_sum_reduction_for_comms(True)
+
+
+def _head(forward: Forward) -> Head:
+    """The head as its weights lie now; a trunk that has none shows its embeddings."""
+    layer: Any = forward.model.get_output_embeddings()
+    if not isinstance(layer, nn.Linear):
+        layer = forward.model.get_input_embeddings()
+    return dataclasses.replace(forward.head, weight=layer.weight, bias=getattr(layer, "bias", None))
 
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
     """The repeated layers of a decoder: the longest list of modules in it; empty where there is none."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     return max((list(found) for found in lists), key=len, default=[])
+
+
+def _kept_as_they_are(layer: nn.Module) -> list[nn.Module]:
+    """Modules of a layer with vectors of their own, norms above all: autocast multiplies no matrices there."""
+    linear = nn.Linear, Conv1D
+    inner = [m for m in layer.modules() if m is not layer and not isinstance(m, linear)]
+    own = {m: list(m.parameters(recurse=False)) for m in inner}
+    return [m for m, weights in own.items() if weights and all(w.ndim == 1 for w in weights)]

@@ -133,7 +133,7 @@ class Learner:
         shared = self._share(sequences)
         found = score(
             way,
-            [nothing() if one is None else one for one, _ in shared.rounds()],
+            [one for one, _ in shared.rounds()],
             count=len(sequences),
             temperature=self.settings.temperature,
             entropy=entropy,
@@ -164,7 +164,9 @@ class Learner:
             None if anchor is None else list(anchor),
             None if reference is None else list(reference),
         )
-        self.team.lead("update", self.objective.as_dict(), dataclasses.asdict(self.settings), self.bonus, *given)
+        self.team.lead(
+            "update", self.objective.as_dict(), dataclasses.asdict(self.settings), self.bonus, also is not None, *given
+        )
         shared = self._share(sequences)
         tally = _Tally(len(sequences))
         self.optimiser.zero()

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from gropius.distributed.launch import secret
 from gropius.distributed.wire import Codec
 from gropius.distributed.world import World
+from gropius.models.load import LoadedModel
 from gropius.rollout.apart import Transfer
 from gropius.rollout.engine import Engine
 from gropius.rollout.pool import EnginePool
@@ -38,19 +39,24 @@ if TYPE_CHECKING:
     from gropius.train.forward import Forward
 
 CODEC = Codec((TrainSequence, OptimiserSettings))
-POLICY, REFERENCE, MOMENTS = "policy", "reference", "moments"
+POLICY, REFERENCE, CRITIC = "policy", "reference", "critic"
+HANDED, SAVED = "handed", "saved"  # what of the policy engines are handed, and what a checkpoint saves
 
 
 class Team:
     """Who trains. world: None for one process alone. mode: what of a model is divided at all times.
 
+    divided: True where no process keeps the policy whole, because all who draw from it are elsewhere.
+
     Methods that `lead` are called on rank 0, and by `crew.follow` on the others; alone they are plain calls.
     """
 
-    def __init__(self, world: World | None = None, mode: Mode = "optimiser") -> None:
+    def __init__(self, world: World | None = None, mode: Mode = "optimiser", divided: bool = False) -> None:
         self.world, self.mode = world, mode
+        self.divided = divided and world is not None
         self.forwards: dict[str, Forward] = {}
         self._held: dict[str, Callable[[], Mapping[str, Tensor]]] = {}
+        self._optimisers: dict[str, Optimiser] = {}
         self.transfer: Transfer | None = None
 
     @property
@@ -134,14 +140,16 @@ class Team:
     def join(self, name: str, whole: PreTrainedModel, make: Callable[[PreTrainedModel], Forward]) -> Forward:
         """A copy of a model, divided over the ranks, as what they call `name`; alone, the policy is the model itself.
 
-        Rank 0's weights become everybody's. The model that is given stays whole: engines and checkpoints read it.
+        Rank 0's weights become everybody's. The model that is given stays whole, for engines and checkpoints, but where
+        this team keeps none so: then it is the one that is divided.
         """
         if name not in self.forwards or self.world is None:
             self.lead("join", name)
             if self.world is not None:
                 self.world.spread([*whole.parameters(), *whole.buffers()])
-            own = whole if name == POLICY and self.world is None else copy.deepcopy(whole)
-            if name != POLICY:
+            in_place = name == POLICY and (self.world is None or self.divided)
+            own = whole if in_place else copy.deepcopy(whole)
+            if name == REFERENCE:
                 own.requires_grad_(False)
             self.hold(name, make(own) if self.world is None else shard(make(own), self.world, self.mode))
         return self.forwards[name]
@@ -177,34 +185,44 @@ class Team:
         for key, part in self.parts(name).items():
             part.data.copy_(self._part(None if tensors is None else tensors[key], part))
 
-    def refresh(self) -> None:
-        """The reference becomes the policy as it is now."""
-        self.lead("refresh")
+    def refresh(self, name: str = REFERENCE) -> None:
+        """What is held under a name becomes what the policy is now."""
+        self.lead("refresh", name)
         now = self.parts(POLICY)
         with torch.no_grad():
-            for key, part in self.parts(REFERENCE).items():
+            for key, part in self.parts(name).items():
                 part.copy_(now[key])
 
-    def watch(self, optimiser: Optimiser) -> None:
-        """Hold this rank's part of an optimiser's moments under the name MOMENTS."""
-        self._held[MOMENTS] = optimiser.tensors
+    def keep_moments(self, name: str, optimiser: Optimiser) -> None:
+        """Hold this rank's part of the moments of what is held under a name."""
+        self._optimisers[name] = optimiser
+        self._held[moments_of(name)] = optimiser.tensors
 
-    def restore(self, optimiser: Optimiser, tensors: Mapping[str, Tensor], steps: int) -> None:
-        """Put an optimiser's moments back. Errors: ValueError when they belong to another model."""
+    def watch(self, optimiser: Optimiser, loaded: LoadedModel) -> None:
+        """Hold the policy's moments, and what of the policy is handed over and saved."""
+        self.keep_moments(POLICY, optimiser)
+        self._held |= {HANDED: loaded.handed, SAVED: lambda: _once(loaded.saved())}
+
+    def restore(self, name: str, optimiser: Optimiser, tensors: Mapping[str, Tensor], steps: int) -> None:
+        """Put the moments of what is held under a name back. Errors: ValueError when they belong to another model."""
         optimiser.check(tensors)
         if self.world is None:
             optimiser.restore(dict(tensors), steps)
             return
         counts = {key: float(value) for key, value in tensors.items() if key.endswith(".step")}
         names = [key for key in tensors if key not in counts]
-        self.lead("restore", names, counts, steps)
-        self.receive(optimiser, names, counts, tensors)
+        self.lead("restore", name, names, counts, steps)
+        self._receive(optimiser, names, counts, tensors)
         optimiser.steps = steps
 
-    def receive(
+    def receive(self, name: str, names: list[str], counts: dict[str, float], steps: int) -> None:
+        """The other ranks: their part of moments that rank 0 has whole."""
+        self._receive(self._optimisers[name], names, counts, None)
+        self._optimisers[name].steps = steps
+
+    def _receive(
         self, optimiser: Optimiser, names: list[str], counts: dict[str, float], tensors: Mapping[str, Tensor] | None
     ) -> None:
-        """This rank's part of moments that rank 0 has whole."""
         mine = {key: torch.tensor(value) for key, value in counts.items()}
         for key in names:
             like = optimiser.named[key.rpartition(".")[0]]
@@ -227,6 +245,19 @@ class Team:
     def close(self) -> None:
         """Rank 0: the run is over, however it ended; the others leave too."""
         self.lead("end")
+
+
+def moments_of(name: str) -> str:
+    """What the moments of what is held under a name are called."""
+    return f"{name}.moments"
+
+
+def _once(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A tensor of two names under the first."""
+    found: dict[int, tuple[str, Tensor]] = {}
+    for name, tensor in named.items():
+        found.setdefault(id(tensor), (name, tensor))
+    return dict(found.values())
 
 
 def _same(one: Forward, other: Forward) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,10 +45,13 @@ def probe_requests(vocabulary: int, context: int, version: int) -> list[Request]
 
 def compare(loaded: LoadedModel, dtype: torch.dtype, asked: Sequence[Request], drawn: Sequence[Completion]) -> Probe:
     """The engine's numbers against the trainer's full forward pass, computed in `dtype`."""
-    gaps = [
-        np.abs(_trainer_logprobs(loaded, dtype, request, completion) - completion.logprobs)
-        for request, completion in zip(asked, drawn, strict=True)
-    ]
+    pairs = zip(asked, drawn, strict=True)
+    return differences([trainer_logprobs(loaded, dtype, request, found) for request, found in pairs], drawn)
+
+
+def differences(ours: Sequence[NDArray[Any]], drawn: Sequence[Completion]) -> Probe:
+    """The trainer's numbers, [_T] each, against the engine's. A difference that is no number is infinite."""
+    gaps = [np.abs(mine - completion.logprobs) for mine, completion in zip(ours, drawn, strict=True)]
     every = np.concatenate(gaps)
     every[~np.isfinite(every)] = np.inf
     return Probe(float(every.mean()), float(every.max()), len(every))
@@ -75,9 +79,10 @@ def require_agreement(found: Probe, bound: float, engine: str, dtype: torch.dtyp
 
 
 @torch.no_grad()
-def _trainer_logprobs(
+def trainer_logprobs(
     loaded: LoadedModel, dtype: torch.dtype, request: Request, drawn: Completion
 ) -> NDArray[np.float32]:
+    """[_T] of the tokens that were drawn, by a full forward pass computed in `dtype`."""
     model = loaded.model
     ids = torch.tensor([[*request.prompt_ids, *drawn.token_ids.tolist()]], device=model.device)
     half = dtype in (torch.bfloat16, torch.float16) and next(model.parameters()).dtype == torch.float32
