@@ -168,6 +168,9 @@ class RemoteEngine:
         try:
             while True:
                 answer = await read_frame(reader)
+                if "broken" in answer:
+                    why = str(answer["broken"])
+                    return
                 future = line.waiting.get(int(answer["id"]))
                 if future is not None and not future.done():
                     future.set_result(answer)

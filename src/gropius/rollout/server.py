@@ -188,7 +188,10 @@ class EngineServer:
 def _forget(
     jobs: dict[int, asyncio.Task[None]], number: int, writer: asyncio.StreamWriter, job: asyncio.Task[None]
 ) -> None:
-    """A job is over. One that broke is not answered: whoever waits for it learns that by the end of the connection."""
+    """A job is over. One that broke ends the connection, for all who wait at its other end; the cause is told first."""
     jobs.pop(number, None)
-    if not job.cancelled() and job.exception() is not None:
+    fault = None if job.cancelled() else job.exception()
+    if fault is not None:
+        with contextlib.suppress(OSError):
+            writer.write(CODEC.encode({"broken": f"{type(fault).__name__}: {fault}"}))
         writer.close()
