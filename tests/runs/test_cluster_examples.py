@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -13,7 +14,12 @@ from gropius.recipe import resolve
 from gropius.recipe.resolve import Resolved
 
 FOLDER = Path(__file__).parents[2] / "examples" / "cluster"
-SHELL = {"RECIPE": "recipes/arithmetic.toml", "RANKS": "2", "NAME": "n", "BIND": "10.0.0.1", "HEAD": "h"}
+STUBS = {
+    "torchrun": 'printf "%s\\n" "$@" > "$SAID"',
+    "srun": 'while [ "${1#--}" != "$1" ]; do shift; done; exec "$@"',
+    "scontrol": "printf 'first\\nsecond\\n'",
+    "hostname": 'echo "10.0.0.$NODE 192.168.0.9"',
+}
 
 
 def option(words: list[str], name: str) -> str:
@@ -33,27 +39,33 @@ def recipe_of(words: list[str], recipe: str) -> Resolved:
     return resolve(FOLDER.parents[1] / recipe, settings)
 
 
-def in_shell(file: str) -> tuple[str, list[str]]:
-    """A script's text, and its torchrun command with the variables filled in."""
-    text = (FOLDER / file).read_text()
-    assert subprocess.run(["bash", "-n", str(FOLDER / file)], check=False).returncode == 0
-    joined = text.replace("\\\n", " ")
-    (line,) = [line for line in joined.splitlines() if "torchrun --" in line and not line.startswith("#")]
-    filled = re.sub(r"\$\{?(\w+)\}?", lambda found: SHELL.get(found[1], found[0]), line)
-    words = shlex.split(filled)
-    return text, words[words.index("torchrun") :]
+def dry(file: str, tmp_path: Path, node: int = 1) -> tuple[str, list[str]]:
+    """A script's text, and the words that it starts torchrun with on a node, all programs but the shell replaced."""
+    said = tmp_path / "said"
+    for name, line in STUBS.items():
+        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SAID": str(said), "NODE": str(node),
+                   "SLURM_JOB_NODELIST": "n", "SLURM_JOB_ID": "7"}  # fmt: skip
+    run = ["bash", str(FOLDER / file)]
+    ran = subprocess.run(run, env=environment, cwd=FOLDER.parents[1], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return (FOLDER / file).read_text(), said.read_text().splitlines()
 
 
 @pytest.mark.parametrize("file", ["torchrun.sh", "slurm.sbatch"])
-def test_a_script_starts_as_many_ranks_as_its_recipe_asks_for(file: str) -> None:
-    text, words = in_shell(file)
-    resolved = recipe_of(words, SHELL["RECIPE"])
+def test_a_script_starts_as_many_ranks_as_its_recipe_asks_for(file: str, tmp_path: Path) -> None:
+    text, words = dry(file, tmp_path)
+    resolved = recipe_of(words, words[words.index("train") + 1])
     assert resolved.cluster.trainer_ranks == int(option(words, "nnodes")) * int(option(words, "nproc-per-node"))
     assert words[words.index("-m") + 1] == "gropius"
     if file.endswith("sbatch"):
         asked = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)", text, re.M))
         assert asked["nodes"] == option(words, "nnodes") and asked["gpus-per-node"] == option(words, "nproc-per-node")
         assert asked["ntasks-per-node"] == "1" and resolved.cluster.bind == "10.0.0.1"
+        assert option(words, "rdzv-endpoint") == "first:29500" and resolved.checkpoint.every > 0
+        other = dry(file, tmp_path, node=2)[1]
+        assert recipe_of(other, words[words.index("train") + 1]).cluster.bind == "10.0.0.2"  # each node's own
 
 
 def test_the_kubernetes_job_starts_as_many_ranks_as_its_recipe_asks_for() -> None:
