@@ -26,11 +26,18 @@ while True:
         break
     if os.path.exists(f"{folder}/end.{rank}.{attempt}"):
         code = int(open(f"{folder}/end.{rank}.{attempt}").read() or 0)
-        if code == 0 and rank == "0":
+        if code == 0 and rank == "0" and not os.path.exists(f"{folder}/silent.0.{attempt}"):
             json.dump({"exit_code": 0}, open(os.environ["GROPIUS_OUTCOME"], "w"))
         sys.exit(code)
     if rank != "0" and os.path.exists(f"{folder}/end.0.{attempt}") and open(f"{folder}/end.0.{attempt}").read() == "0":
         break
+"""
+# An engine or a reward host in a few lines; an engine reports as the keeper asks it to.
+HELPER = """
+import json, sys, time
+if len(sys.argv) > 1:
+    json.dump({"port": 7, "describes": "a stub"}, open(sys.argv[1], "w"))
+time.sleep(60)
 """
 
 
@@ -43,8 +50,9 @@ class Here:
     def ask(self, method: str, *arguments: Any) -> int:
         """See `Post.ask`."""
         token = next(self.cluster.numbers)
-        if method == "start" and "gropius" in arguments[0]:
-            arguments = (["-c", PROGRAM, str(self.cluster.folder)], *arguments[1:])
+        if method == "start":
+            program = ["-c", PROGRAM, str(self.cluster.folder)] if "gropius" in arguments[0] else ["-c", HELPER]
+            arguments = (program, *arguments[1:])
         if not self.silent:
             self.cluster.given[token] = getattr(self.keeper, method)(*arguments)
         return token
@@ -58,6 +66,7 @@ class Posts:
         self.numbers, self.given = itertools.count(), dict[int, Any]()
         self.posts: list[Here] = []
         self.room = True
+        self.released: set[int] = set()
 
     def place(self, needs: Sequence[Need], spread: bool) -> list[Here]:
         """See `Cluster.place`."""
@@ -73,17 +82,18 @@ class Posts:
 
     def release(self, posts: Sequence[Any]) -> None:
         """See `Cluster.release`."""
+        self.released |= set(map(id, posts))
 
     def describe(self) -> str:
         """See `Cluster.describe`."""
         return "there is nothing"
 
 
-def job(ranks: int = 2, restarts: int = 1, lost_after_s: float = 30.0, rewards: int = 0) -> Job:
+def job(ranks: int = 2, restarts: int = 1, lost_after_s: float = 30.0, rewards: int = 0, engines: int = 0) -> Job:
     """A job of such ranks."""
     one = Need()
     return Job(
-        words=["train", "x"], ranks=ranks, engines=0, rewards=rewards,
+        words=["train", "x"], ranks=ranks, engines=engines, rewards=rewards,
         needs={"rank": one, "engine": one, "reward host": one}, recipe={}, restarts=restarts, deadline_s=30.0,
         lost_after_s=lost_after_s, secret="s", folder=str(Path.cwd()), environment={},
     )  # fmt: skip
