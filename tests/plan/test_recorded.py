@@ -112,3 +112,49 @@ def test_the_times_of_a_run_are_medians_without_its_first_step(monkeypatch, tmp_
     monkeypatch.setattr(Reader, "metrics_by_step", lambda self: {})
     with pytest.raises(UsageError, match="no step times"):
         recorded.timing(tmp_path, 20.0)
+
+
+def steps_of(longest, tokens, noise=0.0):
+    """Metrics of steps whose sampling takes 10 ms a decode step and 1 ms a token."""
+    chance = np.random.default_rng(0)
+    return {
+        i: {
+            "completions/max_length": x, "tokens_sampled": n, "tokens_trained": n, "training_time_s": 1.0,
+            "sampling_time_s": 0.01 * x + 1e-3 * n + noise * chance.standard_normal(),
+        }
+        for i, (x, n) in enumerate(zip(longest, tokens, strict=True))
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("longest", "noise", "told"),
+    [
+        (range(60, 108, 4), 0.0, 0.01),
+        (range(60, 108, 4), 0.01, 0.01),
+        ([100] * 12, 0.5, 0.0),
+        (range(60, 64), 0.0, 0.0),
+    ],
+)
+def test_the_fixed_time_of_a_decode_step_is_told_where_the_steps_of_a_run_tell_it(
+    monkeypatch, tmp_path, longest, noise, told
+):
+    tokens = [640 + 37 * (i * i % 5) for i in range(len(longest))]
+    rows = steps_of(longest, tokens, noise)
+
+    class Reader:
+        def __init__(self, folder):
+            self.folder = folder
+
+        def metrics_by_step(self):
+            return rows
+
+        def resolved(self):
+            return {"rollout": {"prompts": 4, "group_size": 8}}
+
+    monkeypatch.setattr(recorded, "RunReader", Reader)
+    took = recorded.timing(tmp_path, 5.0)
+    assert took.step_s == pytest.approx(told, rel=0.2)
+    machine = recorded.calibrated(SHAPE, took, Machine("unit", 1e12, 50e9, 1e12))
+    assert machine.step_overhead_s == took.step_s and ("too alike" in machine.source) == (not told)
+    times = {p.name: p.time_s for p in cost(SHAPE, took.load, machine).phases}
+    assert times["prefill"] + times["decode"] == pytest.approx(took.sampling_s, rel=1e-6)

@@ -185,6 +185,13 @@ def test_a_row_that_crosses_a_swap_has_tokens_of_both_versions():
     assert found.token_staleness == pytest.approx(200 / 300)
 
 
+def test_a_row_stands_still_while_weights_travel():
+    """The same, and a hand-over takes two seconds: 1 s drawn, 1 trained, 2, 1 for the last 100 tokens, 1 trained, 2."""
+    cluster = Cluster(Engine(9, step_s=0.01), Trainer(0.0, step_s=1.0), Transfer(fixed_s=2.0))
+    found = simulate(cluster, Layout("a", 1, 1, staleness=1), Job(1, 1, Sequence([100, 300]), steps=2))
+    assert found.total_s == pytest.approx(8.0) and found.token_staleness == pytest.approx(200 / 300)
+
+
 def test_siblings_that_end_together_are_one_group():
     """Two groups of two equal siblings, one group a step, both begun at once: the second is over after 50 tokens."""
     cluster = Cluster(Engine(9, step_s=0.01), Trainer(0.0))
@@ -200,6 +207,17 @@ def test_parts_of_a_batch_are_trained_while_the_rest_is_drawn():
     assert parts.total_s == pytest.approx(80 + 5)  # the last part waits for the longest, the others are done by then
     slow = replace(cluster, trainer=Trainer(0.0, update_s=20.0))
     assert simulate(slow, Layout("a", 1, 1, chunks=8), job).total_s == pytest.approx(10 + 8 * 20)
+
+
+def test_a_queue_bounds_what_is_drawn_ahead_whatever_staleness_would_allow():
+    """Engines that are always ahead: a group waits until the queue before it is trained: it is queue / prompts old."""
+    ahead = Cluster(Engine(10_000, step_s=1e-6), Trainer(0.0, step_s=1.0))
+    job = Job(4, 2, Constant(10), steps=40)
+    for queue, age in ((4, 1), (8, 2), (20, 5), (0, 8), (400, 8)):
+        found = simulate(ahead, Layout("a", 4, 1, staleness=8, queue=queue), job)
+        assert found.staleness == {age: 1.0}
+    parts = simulate(ahead, Layout("a", 4, 1, staleness=8, chunks=4, queue=4), job)
+    assert parts.staleness == {1: 1.0}
 
 
 def test_recomputing_the_cache_after_a_swap_costs_its_prefill():
@@ -288,6 +306,7 @@ def test_a_checkpoint_costs_its_seconds_when_it_is_due():
         (Layout("late", 2, 2, late="later"), 'write "wait" or "drop"'),
         (Layout("back", 2, 2, staleness=-1), "staleness is at least 0"),
         (Layout("many", 2, 2, chunks=9), "a chunk holds at least one prompt"),
+        (Layout("short", 2, 2, staleness=1, queue=7), "never holds the 8 that the trainer takes at once"),
     ],
 )
 def test_a_layout_that_cannot_run_is_refused(layout, says):

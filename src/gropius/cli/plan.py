@@ -133,6 +133,8 @@ def _split(
 def _cost(
     model: Path, machine: str, known: tuple[Question, tuple[int, int], float, float], source: Path | None
 ) -> CostReport:
+    from dataclasses import replace
+
     from gropius.plan.cost import cost
     from gropius.plan.question import workload
 
@@ -140,19 +142,21 @@ def _cost(
     load = workload(asked, split, tokens, live)
     shape = read_shape(model)
     if machine == "run":
-        return cost(shape, load, recorded_machine(source, shape, load.prompt_tokens))
+        one, spread = recorded_machine(source, shape, load.prompt_tokens)
+        return cost(shape, replace(load, length_spread=max(asked.length_spread, spread)), one)
     return cost(shape, load, named_machine(machine, model, load))
 
 
-def recorded_machine(source: Path | None, shape: ModelShape, prompt_tokens: float) -> Machine:
-    """The machine on which a recorded run of this model took the time that it took."""
+def recorded_machine(source: Path | None, shape: ModelShape, prompt_tokens: float) -> tuple[Machine, float]:
+    """The machine on which a recorded run of this model took the time that it took, and longest over mean length."""
     from gropius.plan.machines import Machine
     from gropius.plan.recorded import calibrated, timing
 
     if source is None or not source.is_dir():
         raise UsageError("--machine run takes its speed from a run folder as SOURCE")
     unit = Machine("as recorded", 1e12, 50e9, float("inf"), source="")
-    return calibrated(shape, timing(source, prompt_tokens), unit)
+    measured = timing(source, prompt_tokens)
+    return calibrated(shape, measured, unit), measured.load.length_spread
 
 
 def read_shape(path: Path) -> ModelShape:

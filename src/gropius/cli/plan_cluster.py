@@ -96,7 +96,7 @@ def _device(
     if asked.tflops and name == "probe":
         one = device(asked, None)
     elif name == "run":
-        one = device(asked, plan.recorded_machine(source, shape, load.prompt_tokens))
+        one = device(asked, plan.recorded_machine(source, shape, load.prompt_tokens)[0])
     else:
         one = device(asked, plan.named_machine(name, model, load))
     count = asked.devices or int(times or 1)

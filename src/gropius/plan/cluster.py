@@ -110,7 +110,8 @@ class Layout:
     than ceil(s) versions after the one that began it; may be a fraction (0.25 over-samples by a quarter). 0 is
     synchronous. swap: engines take new weights between two tokens; else they finish what they have begun first. late:
     a group that would become too old is waited for or dropped. chunks: the trainer takes a batch in this many parts,
-    each as soon as that many groups are complete. colocated: engines and trainer take turns on the same devices.
+    each as soon as that many groups are complete. queue: groups begun and not yet taken by the trainer at most; 0: only
+    `staleness` bounds them. colocated: engines and trainer take turns on the same devices.
     """
 
     name: str
@@ -121,6 +122,7 @@ class Layout:
     swap: bool = True
     late: str = "wait"
     chunks: int = 1
+    queue: int = 0
 
     @property
     def devices(self) -> int:
@@ -157,6 +159,30 @@ class Cluster:
     trainer: Trainer
     transfer: Transfer = field(default_factory=Transfer)
     faults: Faults = field(default_factory=Faults)
+
+
+def require_possible(cluster: Cluster, layout: Layout, job: Job) -> None:
+    """Errors: UsageError for a layout that cannot run."""
+    if layout.engine_devices < cluster.engine.devices or layout.trainer_devices < 1:
+        raise UsageError(
+            f"{layout.name}: {layout.engine_devices} devices for engines of {cluster.engine.devices} and "
+            f"{layout.trainer_devices} for the trainer; both need at least one"
+        )
+    if layout.late not in ("wait", "drop"):
+        raise UsageError(f'late is "{layout.late}"; write "wait" or "drop"')
+    if not 0 <= layout.staleness < 1000 or layout.chunks < 1 or job.prompts < layout.chunks or job.steps < 1:
+        raise UsageError(
+            f"{layout.name}: staleness {layout.staleness:g}, {layout.chunks} chunks of {job.prompts} prompts and "
+            f"{job.steps} steps; staleness is at least 0, and a chunk holds at least one prompt"
+        )
+    taken = math.ceil(job.prompts / layout.chunks)
+    if 0 < layout.queue < taken:
+        raise UsageError(
+            f"{layout.name}: a queue of {layout.queue} groups never holds the {taken} that the trainer takes at once; "
+            "write at least so many, or 0"
+        )
+    if cluster.engine.slots < 1 or job.group_size < 1:
+        raise UsageError("an engine needs at least one slot and a group at least one response")
 
 
 def speeds(

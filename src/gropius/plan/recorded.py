@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -80,12 +80,14 @@ def as_recorded(folder: Path) -> Mapping[str, Any]:
 class Timing:
     """What the steps of a run took: medians over its steps, the first (which warms up) left out where there are more.
 
-    sampling_s, training_s: seconds a step; training_s is 0 when nothing was trained. load: the step's workload.
+    sampling_s, training_s: seconds a step; training_s is 0 when nothing was trained. load: the step's workload. step_s:
+    fixed time of a decode step; 0 where the steps are too alike to tell it.
     """
 
     load: Workload
     sampling_s: float
     training_s: float
+    step_s: float = 0.0
 
 
 def timing(folder: Path, prompt_tokens: float) -> Timing:
@@ -102,20 +104,48 @@ def timing(folder: Path, prompt_tokens: float) -> Timing:
     sampled = median(row["tokens_sampled"] for row in rows)
     responses = rollout["prompts"] * rollout["group_size"]
     live = median(row["tokens_trained"] / row["tokens_sampled"] for row in trained) if trained else 0.0
+    mean, longest = (
+        sampled / responses,
+        [row["completions/max_length"] for row in rows if row.get("completions/max_length")],
+    )
     load = Workload(
-        rollout["prompts"], rollout["group_size"], prompt_tokens, sampled / responses, live_share=min(live, 1.0)
+        rollout["prompts"],
+        rollout["group_size"],
+        prompt_tokens,
+        mean,
+        live_share=min(live, 1.0),
+        length_spread=max(median(longest) / mean, 1.0) if longest else 1.0,
     )
     return Timing(
         load, median(row["sampling_time_s"] for row in rows),
-        median(row["training_time_s"] for row in trained) if trained else 0.0,
+        median(row["training_time_s"] for row in trained) if trained else 0.0, _step_s(rows),
     )  # fmt: skip
+
+
+def _step_s(rows: Sequence[Mapping[str, Any]]) -> float:
+    """The fixed time of a decode step: seconds of sampling = step_s · longest + token_s · tokens, by least squares.
+
+    0 where it does not stand out by two standard errors, or either would be negative.
+    """
+    names = ("completions/max_length", "tokens_sampled", "sampling_time_s")
+    table = np.asarray([[row[n] for n in names] for row in rows if all(row.get(n) for n in names)], np.float64)
+    if len(table) < 6:
+        return 0.0
+    known, took = table[:, :2], table[:, 2]
+    found, _, rank, _ = np.linalg.lstsq(known, took, rcond=None)
+    if rank < 2 or found.min() < 0:
+        return 0.0
+    left = took - known @ found
+    error = np.sqrt(left @ left / (len(table) - 2) * np.linalg.inv(known.T @ known)[0, 0])
+    return float(found[0]) if found[0] > 2 * error else 0.0
 
 
 def calibrated(shape: ModelShape, measured: Timing, start: Machine) -> Machine:
     """The machine on which `cost` gives the times that a run of this model measured.
 
     The share of `start`'s peaks reached in training is set first (kept when nothing was trained), then that of
-    decoding, prefill taken off. Everything a step does besides, Python included, is thereby in the shares.
+    decoding, prefill and the fixed time of its steps taken off. Everything a step does besides, Python included, is
+    thereby in the shares.
     """
 
     def phases(machine: Machine) -> dict[str, float]:
@@ -128,8 +158,15 @@ def calibrated(shape: ModelShape, measured: Timing, start: Machine) -> Machine:
         machine = replace(machine, training_efficiency=machine.training_efficiency * factor)
     left = max(measured.sampling_s - phases(machine)["prefill"], measured.sampling_s / 2)
     machine = replace(machine, bandwidth=float("inf"))
-    factor = phases(machine)["decode"] / left
+    steps = measured.load.response_tokens * measured.load.length_spread
+    step_s = min(measured.step_s, 0.9 * left / steps)
+    factor = phases(machine)["decode"] / (left - steps * step_s)
+    source = f"calibrated on {measured.load.responses} responses a step of the run" + (
+        ""
+        if step_s
+        else ", whose steps are too alike to tell the fixed time of a decode step: small batches may take longer"
+    )
     return replace(
         machine, name="as recorded", bandwidth=start.bandwidth, decode_efficiency=machine.decode_efficiency * factor,
-        bandwidth_efficiency=1.0, source=f"calibrated on {measured.load.responses} responses a step of the run",
+        bandwidth_efficiency=1.0, step_overhead_s=step_s, source=source,
     )  # fmt: skip

@@ -83,6 +83,8 @@ class Replica:
 
     def add(self, row: Row, version: int, prefill: bool) -> None:
         """Begin a response. prefill: its prompt is read (a sibling's prompt is read once)."""
+        if not self.rows:
+            self.marks, self.versions = [self.step], [version]
         row.start, row.version = self.step, version
         if row.group.begun < 0:
             row.group.begun = version
@@ -129,14 +131,11 @@ class Replica:
         return sum(max(b - a, 0.0) * v for a, b, v in zip(edges, edges[1:], held, strict=False))
 
     def swap(self, version: int, recompute: bool) -> None:
-        """New weights. recompute: the cache of running rows is filled anew."""
-        if self.rows:
-            self.marks.append(self.step)
-            self.versions.append(version)
-            if recompute:
-                self.debt += self.cached * self.speed.prefill_s
-        else:
-            self.marks, self.versions = [self.step], [version]
+        """New weights for running rows. recompute: their cache is filled anew."""
+        self.marks.append(self.step)
+        self.versions.append(version)
+        if recompute:
+            self.debt += self.cached * self.speed.prefill_s
 
     def lose(self) -> list[Row]:
         """All running rows: they have been begun for nothing."""

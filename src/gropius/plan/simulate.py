@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from gropius.errors import UsageError
-from gropius.plan.cluster import Cluster, Job, Layout
+from gropius.plan.cluster import Cluster, Job, Layout, require_possible
 from gropius.plan.replica import Group, Replica, Row
 
 BLOCK = 4096  # lengths drawn at once
@@ -57,29 +56,14 @@ class Outcome:
 
 def simulate(cluster: Cluster, layout: Layout, job: Job) -> Outcome:
     """Play `job.steps` steps. Errors: UsageError for a layout that cannot run."""
-    _check(cluster, layout, job)
+    require_possible(cluster, layout, job)
     return _Run(cluster, layout, job).play()
 
 
-def _check(cluster: Cluster, layout: Layout, job: Job) -> None:
-    if layout.engine_devices < cluster.engine.devices or layout.trainer_devices < 1:
-        raise UsageError(
-            f"{layout.name}: {layout.engine_devices} devices for engines of {cluster.engine.devices} and "
-            f"{layout.trainer_devices} for the trainer; both need at least one"
-        )
-    if layout.late not in ("wait", "drop"):
-        raise UsageError(f'late is "{layout.late}"; write "wait" or "drop"')
-    if not 0 <= layout.staleness < 1000 or layout.chunks < 1 or job.prompts < layout.chunks or job.steps < 1:
-        raise UsageError(
-            f"{layout.name}: staleness {layout.staleness:g}, {layout.chunks} chunks of {job.prompts} prompts and "
-            f"{job.steps} steps; staleness is at least 0, and a chunk holds at least one prompt"
-        )
-    if cluster.engine.slots < 1 or job.group_size < 1:
-        raise UsageError("an engine needs at least one slot and a group at least one response")
-
-
 class _Run:
-    """One simulation. begun, taken: groups begun and trained on; alive, ready: by the version that began them."""
+    """One simulation. begun, taken: groups begun and trained on; alive, ready: by the version that began them. busy:
+    engines that may have rows; halted: all stand still.
+    """
 
     def __init__(self, cluster: Cluster, layout: Layout, job: Job):
         self.cluster, self.layout, self.job = cluster, layout, job
@@ -88,6 +72,8 @@ class _Run:
         self.engines = [
             Replica(cluster.engine, job.prompt_tokens) for _ in range(layout.engine_devices // cluster.engine.devices)
         ]
+        self.busy: set[int] = set()
+        self.halted = False
         self.parts = 1 if layout.colocated else layout.chunks
         self.events: list[tuple[float, int, str, int, int]] = []
         self.act: dict[str, Callable[[int, int], None]] = {
@@ -130,6 +116,8 @@ class _Run:
         """Begin as many groups as the bound allows, and give waiting responses to engines that have room."""
         job = self.job
         allowed = math.floor((self.version + 1 + self.layout.staleness) * job.prompts + 1e-9)
+        if self.layout.queue:
+            allowed = min(allowed, self.taken + self.layout.queue)
         while self.begun < allowed:
             group = Group(job.group_size)
             self.begun += 1
@@ -143,7 +131,7 @@ class _Run:
 
     def _spread(self) -> None:
         """Waiting responses go to the engine with the fewest rows."""
-        if not self.waiting or self.state == "draining":
+        if not self.waiting or self.halted or self.state == "draining":
             return
         free = [(len(e.rows), i) for i, e in enumerate(self.engines) if e.room > 0]
         heapq.heapify(free)
@@ -153,6 +141,7 @@ class _Run:
             engine = self.engines[i]
             if i not in touched:
                 touched[i] = engine
+                self.busy.add(i)
                 engine.advance(self.now)
             self._give(engine)
             if engine.room > 0:
@@ -227,6 +216,8 @@ class _Run:
         if self.layout.colocated:
             self._halt()
         self._busy("training", seconds, "trained")
+        if self.layout.queue:
+            self._begin()
 
     def _take(self, begun: int) -> Group:
         """One complete group out of the buffer, counted as trained."""
@@ -249,10 +240,16 @@ class _Run:
 
     def _halt(self) -> None:
         """Engines stand still."""
-        for engine in self.engines:
+        self.halted = True
+        self.busy = {i for i in self.busy if self.engines[i].rows}
+        for engine in self._running():
             engine.advance(self.now)
             engine.on = False
             engine.stamp += 1
+
+    def _running(self) -> list[Replica]:
+        """Engines that may have rows, in their order."""
+        return [self.engines[i] for i in sorted(self.busy)]
 
     def _trained(self, _: int, stamp: int) -> None:
         if stamp != self.stamp:
@@ -266,7 +263,7 @@ class _Run:
 
     def _hand_over(self) -> None:
         """Send the weights: at once, or when no response is running any more."""
-        if not self.layout.swap and not self.layout.colocated and any(engine.rows for engine in self.engines):
+        if not self.layout.swap and not self.layout.colocated and any(engine.rows for engine in self._running()):
             return
         self._halt()
         transfer = self.cluster.transfer
@@ -282,7 +279,7 @@ class _Run:
             self.kept = self.version
         if self.layout.late == "drop":
             self._drop()
-        self.sums["carried"] += sum(len(engine.rows) for engine in self.engines)
+        self.sums["carried"] += sum(len(engine.rows) for engine in self._running())
         if self.version == self.warm:
             self._mark()
         if self.version < self.job.steps:
@@ -291,9 +288,14 @@ class _Run:
     def _resume(self) -> None:
         """Engines go on, with the version that there is."""
         anew = self.layout.colocated or self.cluster.transfer.recompute
-        for i, engine in enumerate(self.engines):
-            engine.swap(self.version, anew)
+        self.halted = False
+        for i in sorted(self.busy):
+            engine = self.engines[i]
+            if not engine.on:
+                engine.advance(self.now)
             engine.on = True
+            if engine.rows:
+                engine.swap(self.version, anew)
             self._at(engine.next_end(), "end", i, engine.stamp)
         self._begin()
         self._train()
