@@ -70,14 +70,18 @@ class Ran:
         (folder / "own.py").write_text(OWN)
         recipe = folder / f"{name}.toml"
         recipe.write_text(RECIPE.format(name=name, out=folder / "runs", steps=steps))
-        self.folder, self.said = folder / "runs" / name, ""
+        self.folder = folder / "runs" / name
+        self.follow(["train", str(recipe), "--trust-code", *words], act)
+
+    def follow(self, words: list[str], act: Callable[[Ran, int], None] | None) -> None:
+        """Start it and read what it says, to its end."""
+        self.said, self.pids = "", set[int]()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "gropius", "train", str(recipe), "--trust-code", *words],
+            [sys.executable, "-m", "gropius", *words],
             stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
         )  # fmt: skip
         assert self.process.stderr is not None
-        self.pids: set[int] = set()
         for line in self.process.stderr:
             self.said += line
             if (found := re.match(r"step +(\d+)/", line)) and act is not None:

@@ -41,9 +41,9 @@ class RayKeeper(Keeper):
 
 
 class RayPost:
-    """A keeper's actor. group: its placement group."""
+    """A keeper's actor. group: its placement group; None for one that stands alone."""
 
-    def __init__(self, actor: Any, group: Any) -> None:
+    def __init__(self, actor: Any, group: Any = None) -> None:
         self.actor, self.group = actor, group
 
     def ask(self, method: str, *arguments: Any) -> Any:
@@ -65,20 +65,18 @@ class RayCluster:
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        bundles = [{"CPU": need.cpus, **({"GPU": need.gpus} if need.gpus else {})} for need in needs]
-        group = placement_group(bundles, strategy="SPREAD" if spread else "PACK")
         kind = self._ray.remote(RayKeeper)
+        common: list[dict[str, Any]] = [
+            {"num_cpus": need.cpus, "num_gpus": need.gpus, "max_restarts": 0} for need in needs
+        ]
+        if spread:  # a group of one would be put anywhere, and a lost one of several takes its group along
+            return [RayPost(kind.options(**one, scheduling_strategy="SPREAD").remote(self._lease_s)) for one in common]
+        bundles = [{"CPU": need.cpus, **({"GPU": need.gpus} if need.gpus else {})} for need in needs]
+        group = placement_group(bundles, strategy="PACK")
+        at = [PlacementGroupSchedulingStrategy(group, number) for number in range(len(needs))]
         return [
-            RayPost(
-                kind.options(
-                    num_cpus=need.cpus,
-                    num_gpus=need.gpus,
-                    max_restarts=0,
-                    scheduling_strategy=PlacementGroupSchedulingStrategy(group, number),
-                ).remote(self._lease_s),
-                group,
-            )
-            for number, need in enumerate(needs)
+            RayPost(kind.options(**one, scheduling_strategy=where).remote(self._lease_s), group)
+            for one, where in zip(common, at, strict=True)
         ]
 
     def answers(self, tokens: Sequence[Any], wait_s: float) -> dict[Any, Any]:
@@ -101,8 +99,10 @@ class RayCluster:
         for post in posts:
             assert isinstance(post, RayPost)
             self._ray.kill(post.actor, no_restart=True)
-        for group in {id(post.group): post.group for post in posts if isinstance(post, RayPost)}.values():
-            remove_placement_group(group)
+        groups = {id(post.group): post.group for post in posts if isinstance(post, RayPost)}
+        for group in groups.values():
+            if group is not None:
+                remove_placement_group(group)
 
     def describe(self) -> str:
         """What the machines have, and what of it is free."""
