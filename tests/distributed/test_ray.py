@@ -64,10 +64,12 @@ def letters(completions, **_):
 class Ran:
     """A run as a process. act: told the launcher's number and the steps that are done, after each."""
 
+    own = OWN
+
     def __init__(
         self, folder: Path, name: str, *words: str, steps: int = 3, act: Callable[[Ran, int], None] | None = None
     ):
-        (folder / "own.py").write_text(OWN)
+        (folder / "own.py").write_text(self.own)
         recipe = folder / f"{name}.toml"
         recipe.write_text(RECIPE.format(name=name, out=folder / "runs", steps=steps))
         self.folder = folder / "runs" / name

@@ -101,6 +101,15 @@ def test_a_batch_of_shrinking_width_takes_the_integral_of_its_pace():
     assert found.total_s == pytest.approx(sum(1.0 + 0.1 * (n - k) for k in range(n)))
 
 
+def test_a_batch_bound_by_memory_reads_a_cache_that_grows_with_every_token():
+    """Two lengths: 8 rows of 20 + k positions for 30 steps, then 4 of them for 40 more; the others' cache is let go."""
+    cluster = Cluster(Engine(9, weights_s=0.03, position_s=1e-4), Trainer(0.0))
+    job = Job(8, 1, Sequence([30, 70] * 4), 20.0, steps=1)
+    first = 30 * (0.03 + 1e-4 * 8 * (20 + 15))
+    rest = 40 * (0.03 + 1e-4 * 4 * (20 + 50))
+    assert simulate(cluster, Layout("sync", 1, 1), job).total_s == pytest.approx(first + rest)
+
+
 class Sequence:
     """Lengths as written."""
 
