@@ -101,6 +101,14 @@ def test_a_batch_of_shrinking_width_takes_the_integral_of_its_pace():
     assert found.total_s == pytest.approx(sum(1.0 + 0.1 * (n - k) for k in range(n)))
 
 
+def test_a_decode_step_takes_the_longer_of_memory_and_arithmetic_and_an_update_its_share_and_its_exchange():
+    engine = Engine(9, row_s=0.1, step_s=1.0, weights_s=0.2, position_s=0.01)
+    assert engine.pace(3, 50.0) == pytest.approx(1.7) and engine.pace(9, 50.0) == pytest.approx(1.9)
+    assert Trainer(1.0, exchange_s=4.0).seconds(8.0, 1.0, 4) == pytest.approx(2.0 + 3.0)
+    assert Trainer(1.0, shards=8).seconds(4.0, 4.0, 2) == pytest.approx(2.0)
+    assert Trainer(1.0, shards=8).seconds(2.0, 8.0, 2) == pytest.approx(4.0)
+
+
 def test_a_batch_bound_by_memory_reads_a_cache_that_grows_with_every_token():
     """Two lengths: 8 rows of 20 + k positions for 30 steps, then 4 of them for 40 more; the others' cache is let go."""
     cluster = Cluster(Engine(9, weights_s=0.03, position_s=1e-4), Trainer(0.0))
