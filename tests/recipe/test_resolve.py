@@ -108,6 +108,7 @@ class TestContradictions:
             "checkpoint.background",
             "write background = false",
         ),
+        (("train.stream=between_tokens", "rollout.branches=2"), "train.stream", "rollout.branches = 1"),
         (("rollout.engine=vllm", "cluster.engines=1"), "cluster.engines", "write cluster.engines = 0"),
         (("model.lora.rank=8", "model.lora.dropout=0.1"), "model.lora.dropout", "write dropout = 0"),
     )
@@ -141,6 +142,7 @@ SERVER = ("rollout.vllm.mode=server", "rollout.vllm.address=/run/s")
 class TestUselessKeys:
     CASES = (
         (("rollout.cut=resume",), "rollout.cut"),
+        (("train.stale=drop",), "train.stale"),
         (("rollout.tools.calls=3",), "rollout.tools.calls"),
         (("rollout.group_schedule.window=3",), "rollout.group_schedule.window"),
         (("model.source=folder", "model.tiny.layers=2"), "model.tiny.layers"),

@@ -234,3 +234,13 @@ def test_what_a_fork_draws_ahead_of_less_begins_where_its_data_goes_on(tmp_path:
     folder = build.fork(plan, (source, 3), Silent())
     keys = lambda where: [[row[:3] for row in step] for step in drawn(where)]  # noqa: E731
     assert keys(folder) == keys(source)[3:]
+
+
+def test_a_critic_is_trained_on_batches_drawn_ahead_to_the_same_bits(apart: list, tmp_path: Path) -> None:
+    settings = ("train.max_staleness=2", "objective.preset=ppo", "critic.learning_rate=0.01")
+    own, other = train(tmp_path, "own", *settings), train(tmp_path, "apart", *settings, "cluster.engines=1")
+    assert drawn(own) == drawn(other) and weights(own) == weights(other)
+    reader = RunReader(own)
+    losses = [reader.metrics_by_step()[step]["critic/loss"] for step in range(1, 7)]
+    assert all(loss is not None and loss > 0 for loss in losses) and losses[-1] != losses[0]
+    assert {row.policy_version for row in reader.rollouts(6)} == {version_after(reader, 3)}

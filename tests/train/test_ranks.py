@@ -219,6 +219,16 @@ def weights(folder: str, step: int) -> str:
     return str(load(Path(folder) / "checkpoints" / f"step-{step:06d}").facts["weights"])
 
 
+@pytest.mark.slow
+def test_two_ranks_train_on_batches_drawn_ahead_as_one_does(ranks: Ranked, tmp_path: Path) -> None:
+    settings = [f'out="{tmp_path}"', "train.max_staleness=1", "train.updates=2", "objective.preset=grpo"]
+    one = ranks.run("run", 1, settings=[*settings, "name=one"])
+    two = ranks.run("run", 2, settings=[*settings, "name=two"])
+    assert responses(one) == responses(two) and len(responses(two)) == 3
+    stale = [RunReader(Path(run)).metrics_by_step()[3]["staleness/max"] for run in (one, two)]
+    assert stale == [1, 1]
+
+
 @pytest.mark.parametrize(
     "more", [[], slow(LORA), slow([*PPO, "train.reference_refresh=0"])], ids=["every weight", "an adapter", "a critic"]
 )

@@ -50,6 +50,11 @@ CONTRADICTIONS: tuple[Contradiction, ...] = (
         ),
     ),
     Contradiction(
+        "train.stream",
+        lambda d: d.recipe.train.stream != "off" and bool(_not_streamed(d)),
+        lambda d: f'a stream of groups needs {", ".join(_not_streamed(d))}; or write train.stream = "off"',
+    ),
+    Contradiction(
         "train.max_staleness",
         lambda d: d.recipe.train.max_staleness >= d.recipe.train.steps,
         lambda d: (
@@ -59,11 +64,29 @@ CONTRADICTIONS: tuple[Contradiction, ...] = (
 )
 
 
+def _not_streamed(draft: Draft) -> list[str]:
+    """What a stream of groups does not go with, as it should be written."""
+    recipe, rollout = draft.recipe, draft.recipe.rollout
+    wanted = {
+        'rollout.engine = "torch"': rollout.engine == "torch",
+        "cluster.trainer_ranks = 1": recipe.cluster.trainer_ranks == 1,
+        'objective.selection.dead = "keep" or "drop"': draft.objective.selection.dead in ("keep", "drop"),
+        'another objective.advantage.baseline than "greedy"': draft.objective.advantage.baseline != "greedy",
+        "rollout.oversample = 1.0": rollout.oversample == 1,
+        "rollout.branches = 1": rollout.branches == 1,
+        "rollout.demonstrations = 0": rollout.demonstrations == 0,
+        "rollout.group_schedule.sizes = []": not rollout.group_schedule.sizes,
+        "rollout.stop_strings = []": not rollout.stop_strings or recipe.train.stream == "between_responses",
+    }
+    return [write for write, holds in wanted.items() if not holds]
+
+
 def _several(draft: Draft) -> bool:
     return draft.recipe.cluster.trainer_ranks > 1 or draft.recipe.cluster.engines > 0
 
 
 EFFECTS: tuple[Effect, ...] = (
+    Effect("train.stale", lambda d: d.recipe.train.stream != "off", 'train.stream other than "off"'),
     Effect(
         "cluster.reward_hosts",
         lambda d: any(names_a_function(part.name) for part in d.recipe.reward),

@@ -223,6 +223,12 @@ class TrainTable(Table):
     max_staleness: CountOrZero = Field(
         0, description="steps that a batch is drawn ahead of its own, in versions of the weights; 0 = synchronous"
     )
+    stream: Literal["off", "between_tokens", "between_responses"] = Field(
+        "off", description="draw across the steps; where the new weights are taken: within responses, or between them"
+    )
+    stale: Literal["wait", "drop"] = Field(
+        "wait", description="of a stream: train in order and wait, or what is complete first, dropping what is too old"
+    )
     pack_tokens: Count = Field(8192, description="tokens of one micro-batch at most")
     recompute: bool = Field(False, description="compute activations again in the backward pass: less memory, more time")
     reference_refresh: CountOrZero = Field(0, description="steps between refreshes of the reference; 0 = fixed")

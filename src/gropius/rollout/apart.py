@@ -131,6 +131,11 @@ class Engines:
         self.set_policy(version, "")
         return self._policy[1]
 
+    def cut(self) -> None:
+        """End what is being drawn as "cancelled", with what it drew so far; from within the event loop that asked."""
+        for engine in self._pool.engines.values():
+            cast(RemoteEngine, engine).cut()
+
     def rest(self) -> None:
         """Nothing: what they hold is theirs."""
 

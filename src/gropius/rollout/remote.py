@@ -15,6 +15,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from gropius.errors import DataError, EngineError
+from gropius.rollout.engine import empty_completion
 from gropius.rollout.server import CODEC, CONNECT_S, read_frame
 from gropius.types import Completion, Request
 
@@ -56,6 +57,12 @@ class _Line:
             self.writer.write(CODEC.encode({"cancel": number}))
         self.unsent[:] = left
 
+    def cut(self) -> None:
+        """End all that was asked so far."""
+        self._flush()
+        if not self.broken:
+            self.writer.write(CODEC.encode({"cut": True}))
+
     def _flush(self) -> None:
         if self.unsent and not self.broken:
             self.writer.write(CODEC.encode({"requests": self.unsent}))
@@ -82,9 +89,11 @@ class RemoteEngine:
         if self._closed:
             raise EngineError("the engine was closed")
         line = await self._connected()
+        if not request.left:
+            return empty_completion("cancelled", 0, "")
         number, future = self._expect(line)
         try:
-            line.ask(number, dataclasses.replace(request, bound=None))  # a bound is not seen from afar
+            line.ask(number, dataclasses.replace(request, bound=None))  # a bound is not seen from afar: `cut`
             found: Completion = await self._answer(future)
         except asyncio.CancelledError:
             line.take_back(number)
@@ -128,6 +137,11 @@ class RemoteEngine:
         if "error" in answer:
             raise DataError(answer["error"]) if answer["data"] else EngineError(f"{self.name}: {answer['error']}")
         return answer["completion"]
+
+    def cut(self) -> None:
+        """End what is being drawn for this event loop as "cancelled", with what it drew so far."""
+        if self._line is not None and self._line.loop is asyncio.get_running_loop():
+            self._line.cut()
 
     def set_policy(self, version: int, digest: str) -> None:
         """Nothing: its own process takes the weights over, and stamps what it draws with what it has."""

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import hmac
 import threading
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -21,7 +23,7 @@ from gropius.distributed.wire import HEAD, Codec, sizes
 from gropius.errors import DataError, EngineError
 from gropius.models.load import LoadedModel
 from gropius.rollout.engine import Engine
-from gropius.types import Completion, Request, Sampling
+from gropius.types import Bound, Completion, Request, Sampling
 
 CODEC = Codec((Request, Sampling, Completion))
 CONNECT_S = 30.0
@@ -65,6 +67,20 @@ async def read_frame(reader: asyncio.StreamReader) -> Any:
     """The next value. Errors: asyncio.IncompleteReadError at the end, EngineError for what is no frame."""
     start = await reader.readexactly(HEAD.size)
     return CODEC.decode(start + await reader.readexactly(sum(sizes(start))))
+
+
+@dataclass(eq=False)
+class _Caller:
+    """Who is connected. jobs: what is drawn for them; bound: of all of it, lowered when they cut it."""
+
+    writer: asyncio.StreamWriter
+    jobs: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    bound: Bound = field(default_factory=Bound)
+
+    def cut(self) -> None:
+        """End it all, with what was drawn."""
+        self.bound.limit = 0
+        self.bound = Bound()
 
 
 class EngineServer:
@@ -120,27 +136,31 @@ class EngineServer:
         await asyncio.gather(*others, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        jobs: dict[int, asyncio.Task[None]] = {}
+        caller = _Caller(writer)
         try:
             hello = await asyncio.wait_for(read_frame(reader), CONNECT_S)
             if not isinstance(hello, str) or not hmac.compare_digest(hello.encode(), self._secret.encode()):
                 return
             while True:
-                self._hear(await read_frame(reader), jobs, writer)
+                self._hear(await read_frame(reader), caller)
         except (OSError, EOFError, EngineError, KeyError, TypeError, ValueError, TimeoutError):
             return  # the caller is gone, or never was one of ours
         except asyncio.CancelledError:
             return  # the server closes; asyncio would complain of a handler that was cancelled
         finally:
-            for job in list(jobs.values()):
+            for job in list(caller.jobs.values()):
                 job.cancel()
             writer.close()
 
-    def _hear(self, message: Any, jobs: dict[int, asyncio.Task[None]], writer: asyncio.StreamWriter) -> None:
+    def _hear(self, message: Any, caller: _Caller) -> None:
+        jobs, writer = caller.jobs, caller.writer
         if "requests" in message:
             for number, request in message["requests"]:
-                jobs[number] = asyncio.ensure_future(self._answer(number, request, writer))
+                bounded = dataclasses.replace(request, bound=caller.bound)
+                jobs[number] = asyncio.ensure_future(self._answer(number, bounded, writer))
                 jobs[number].add_done_callback(functools.partial(_forget, jobs, number, writer))
+        elif "cut" in message:
+            caller.cut()
         elif "cancel" in message:
             if message["cancel"] in jobs:
                 jobs.pop(message["cancel"]).cancel()

@@ -18,6 +18,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from gropius.rollout.apart import Engines
+from gropius.rollout.collect import Begun
 from gropius.rollout.select import Selected
 from gropius.train.beside import Beside
 from gropius.train.order import TaskOrder
@@ -59,6 +60,8 @@ class Ahead:
         self._run, self._order, self._draw = run, order, draw
         self._most = run.plan.train.max_staleness
         self._apart = isinstance(run.player.engine, Engines)
+        if run.state.stream:
+            rewind(run, order)
         sound = takewhile(lambda drawn: not too_void(drawn.batch, run.plan.void_limit), run.ahead[: self._most])
         self._queue: deque[Drawn] = deque(sound)
         if len(self._queue) < len(run.ahead):
@@ -108,6 +111,14 @@ class Ahead:
         assert self._under_way is None
         return tuple(self._queue)
 
+    def begun(self, batch: Selected) -> tuple[Begun, ...]:
+        """Groups that the next step goes on with."""
+        return batch.waiting
+
+    def memory(self) -> dict[str, Any]:
+        """Nothing: what waits says all."""
+        return {}
+
     def close(self) -> None:
         """End what is being drawn."""
         under_way, self._under_way = self._under_way, None
@@ -116,17 +127,8 @@ class Ahead:
 
     def measured(self, drawn: Drawn, seconds: float) -> dict[str, float]:
         """Metrics of a step of so many seconds; nothing for a synchronous run."""
-        if not self._most:
-            return {}
         stale = float(drawn.staleness)
-        return {
-            "staleness/mean": stale,
-            "staleness/max": stale,
-            "idle/trainer_s": self._waited,
-            "idle/engine_s": max(0.0, seconds - self._drew),
-            "sampling_time_s": self._drew,
-            "training_time_s": max(0.0, seconds - self._waited),
-        }
+        return measured((stale, stale), (self._waited, self._drew), seconds) if self._most else {}
 
     async def _drawn(self, step: int) -> Drawn:
         run, position, began = self._run, self._order.position, time.perf_counter()
@@ -138,3 +140,29 @@ class Ahead:
         self._run.player.engine.rest()
         require_own_weights(self._run, drawn.batch)
         self._queue.append(drawn)
+
+
+def measured(stale: tuple[float, float], spent: tuple[float, float], seconds: float) -> dict[str, float]:
+    """Metrics of a step. stale: versions, mean and largest; spent: seconds that the trainer waited, and of drawing."""
+    waited, drew = spent
+    return {
+        "staleness/mean": stale[0],
+        "staleness/max": stale[1],
+        "idle/trainer_s": waited,
+        "idle/engine_s": max(0.0, seconds - drew),
+        "sampling_time_s": drew,
+        "training_time_s": max(0.0, seconds - waited),
+    }
+
+
+def rewind(run: Run, order: TaskOrder) -> None:
+    """Give up what a checkpoint holds beside what was trained: its tasks are drawn again, from the weights as they are.
+
+    For a run that goes on otherwise than the one that it comes from.
+    """
+    state = run.state
+    if state.stream:
+        order.position -= state.stream["untrained"]
+    elif run.ahead:
+        order.position = run.ahead[0].position
+    state.position, state.stream, state.waiting, run.ahead = order.position, {}, [], ()

@@ -42,6 +42,7 @@ from gropius.train.reference import Reference, refer, score_reference
 from gropius.train.require import require_agreement, sampling_of
 from gropius.train.sequences import cut
 from gropius.train.step import Learner, UpdateReport
+from gropius.train.stream import Stream
 from gropius.train.trained import Work
 
 
@@ -52,6 +53,7 @@ class State:
     held_out: the mean measured on exactly these weights, None where none was; best: the highest so far. pack_tokens:
     the budget of a micro-batch where memory made it smaller than the recipe's, else 0. scorer: its counts.
     waiting: groups that were begun and are gone on with in the next step. stage: the place in the group schedule.
+    stream: what a stream of groups remembers.
     entropy_coefficient: η where a target moves it, None before it moved; entropy_in_force: added in the next step.
     """
 
@@ -69,6 +71,7 @@ class State:
     scorer: dict[str, Any] = field(default_factory=dict)
     waiting: list[dict[str, Any]] = field(default_factory=list)
     stage: dict[str, Any] = field(default_factory=dict)
+    stream: dict[str, Any] = field(default_factory=dict)
     entropy_coefficient: float | None = None
     entropy_in_force: bool = True
 
@@ -118,7 +121,7 @@ def all_rounds(run: Run) -> Path:
     plan, state = run.plan, run.state
     order = TaskOrder(run.tasks.train, plan.seed, state.position)
     began = time.monotonic()
-    ahead = Ahead(run, order, lambda step: sample(run, order, step))
+    ahead = batches(run, order)
     hand_over_weights(run)
     measure_at_the_ends(run, "before")
     if plan.sft.steps and plan.checkpoint.every and state.step == 0:
@@ -138,7 +141,14 @@ def all_rounds(run: Run) -> Path:
     return run.writer.folder
 
 
-def one_round(run: Run, ahead: Ahead, order: TaskOrder, at: tuple[int, float]) -> None:
+def batches(run: Run, order: TaskOrder) -> Ahead | Stream:
+    """Where the batches come from; a stream of groups where one is asked for and may be older than its step."""
+    if run.plan.train.stream != "off" and run.plan.train.max_staleness:
+        return Stream(run, order, lambda step: collecting(run.plan, run.loaded, step)[0])
+    return Ahead(run, order, lambda step: sample(run, order, step))
+
+
+def one_round(run: Run, ahead: Ahead | Stream, order: TaskOrder, at: tuple[int, float]) -> None:
     """One step: a batch, what is known of it, the updates, the hand-over, and what is written down.
 
     at: the step, and when the first of this program began. Errors: Interrupted when it was asked to be the last.
@@ -161,7 +171,8 @@ def one_round(run: Run, ahead: Ahead, order: TaskOrder, at: tuple[int, float]) -
         advance.refresh_reference(run, step)
         reached("step.updated")
         state.step, state.position, run.ahead = step, order.position, ahead.waiting()
-        state.waiting = [waiting.as_json(group) for group in batch.waiting]
+        state.waiting = [waiting.as_json(group) for group in ahead.begun(batch)]
+        state.stream = ahead.memory()
         run.randomness = randomness.capture()
         end = time.perf_counter()
         times = {"step_time": end - start, "sampling_time_s": taken - start, "training_time_s": end - taken}
@@ -230,11 +241,11 @@ def score(run: Run, batch: Selected, check_sampler: bool) -> Known:
     return advance.looked_at(run, found, rows)
 
 
-def shows_agreement(run: Run, drawn: Drawn, ahead: Ahead) -> bool:
+def shows_agreement(run: Run, drawn: Drawn, ahead: Ahead | Stream) -> bool:
     """Must this batch show that sampler and trainer agree? One of older weights cannot; another is looked at for it,
-    and where the run draws no more there is nothing left to agree on.
+    and where the run draws no more there is nothing left to agree on. In a stream, what is of the weights as they are.
     """
-    if run.state.agreed or drawn.digest == run.digest:
+    if run.state.agreed or drawn.digest == run.digest or isinstance(ahead, Stream):
         return not run.state.agreed
     fresh = ahead.fresh()
     run.state.agreed = fresh is None

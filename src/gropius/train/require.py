@@ -14,7 +14,7 @@ from gropius.rollout.select import Selected
 from gropius.train import keep, mismatch
 from gropius.train.sequences import cut
 from gropius.train.step import Learner
-from gropius.types import Sampling, Verdict
+from gropius.types import Completion, Request, Sampling, Verdict
 
 if TYPE_CHECKING:
     from gropius.train.loop import Run
@@ -74,18 +74,32 @@ def require_own_weights(run: Run, batch: Selected) -> None:
     for group in (*batch.groups, *batch.dropped):
         for episode in group.episodes:
             if episode.weight_digest and episode.weight_digest != run.digest:
-                raise EngineError(
-                    f"group {episode.group_id}, member {episode.member}: drawn from weights "
-                    f"{episode.weight_digest[:12]} (version {episode.policy_version}), and the policy is "
-                    f"{run.digest[:12]} (version {run.learner.optimiser.steps}): the engine did not take the weights "
-                    f"over. Nothing was trained on them; `gropius resume {run.writer.folder}` goes on"
-                )
+                whose = f"group {episode.group_id}, member {episode.member}"
+                raise _not_ours(run, whose, episode.policy_version, episode.weight_digest)
+
+
+def require_policy(run: Run, asked: Request, drawn: Completion) -> None:
+    """The same of one completion."""
+    if drawn.weight_digest and drawn.weight_digest != run.digest:
+        _, step, index, member = asked.stream
+        whose = f"group {step:06d}-{index:04d}, member {member}"
+        raise _not_ours(run, whose, drawn.policy_version, drawn.weight_digest)
+
+
+def _not_ours(run: Run, whose: str, version: int, digest: str) -> EngineError:
+    return EngineError(
+        f"{whose}: drawn from weights {digest[:12]} (version {version}), and the policy is {run.digest[:12]} "
+        f"(version {run.learner.optimiser.steps}): the engine did not take the weights over. Nothing was trained on "
+        f"them; `gropius resume {run.writer.folder}` goes on"
+    )
 
 
 def require_agreement(run: Run, batch: Selected, logprobs: Sequence[Any]) -> None:
     """Stop the run when trainer and sampler give one token two log-probabilities, and say why."""
     every = [episode for group in batch.groups for episode in group.episodes]
     fresh = [i for i, episode in enumerate(every) if episode.token_versions is None]
+    if run.plan.train.stream != "off":  # there a response may be of older weights as a whole
+        fresh = [i for i in fresh if every[i].weight_digest == run.digest]
     if not fresh:
         return
     episodes, rows = [every[i] for i in fresh], [cut(batch.groups)[i] for i in fresh]
