@@ -328,7 +328,7 @@ def test_what_vllm_cannot_hold_beside_an_adapter_is_refused(monkeypatch):
     opening.open_vllm(adapted(), table(python="/p"), TRAINER)
     assert found["options"].lora_rank == 0
     with_bias = adapted()
-    with_bias.adapter.trained["model.norm.bias"] = torch.nn.Parameter(torch.zeros(1))
+    with_bias.model.model.norm.register_parameter("bias", torch.nn.Parameter(torch.zeros(1)))
     with pytest.raises(RecipeError, match=r'model\.norm\.bias is trained too.*rollout\.vllm\.lora = "merged"'):
         opening.open_vllm(with_bias, table(python="/p", lora="adapter"), TRAINER)
 
