@@ -23,7 +23,7 @@ def colocated():
     table = {
         "mode": "colocated", "python": "", "address": "", "devices": "", "dtype": "auto", "max_model_len": 0,
         "max_num_seqs": 16, "gpu_memory_utilization": 0.4, "kv_cache_gib": 0.25, "enforce_eager": True,
-        "start_timeout_s": 600.0, "hang_s": 300.0,
+        "start_timeout_s": 600.0, "hang_s": 300.0, "lora": "merged",
     }  # fmt: skip
     engine = open_vllm(loaded, table, Trainer("float32", 1e-3))
     found = {"equal": 0, "largest": 0.0, "line": engine.describe()}
