@@ -158,3 +158,13 @@ def test_a_vocabulary_of_150_000_has_the_gradient_of_the_plain_computation_to_a_
     whole = torch.cat([g.flatten() for g in gradients[1]]).norm()
     for found, expected in zip(*gradients, strict=True):
         assert (found - expected).norm() <= 1e-6 * whole
+
+
+def test_a_loss_of_the_entropy_alone_has_its_gradient_and_no_other():
+    hidden = torch.randn(5, 8, dtype=torch.float64, requires_grad=True)
+    head = Head(torch.randn(11, 8, dtype=torch.float64))
+    _, entropy = token_logprobs(hidden, head, torch.zeros(5, dtype=torch.int64), entropy=True)
+    (found,) = torch.autograd.grad(entropy.sum(), hidden)
+    p = torch.softmax(hidden @ head.weight.T, -1)
+    (expected,) = torch.autograd.grad(-(p * p.log()).sum(), hidden)
+    assert torch.allclose(found, expected, atol=1e-12)
