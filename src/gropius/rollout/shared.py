@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-SHARE_FROM = 1024  # (siblings − 1) · prompt tokens: below, putting rows in order costs more than reading saves
+SHARE_FROM = 1024  # (siblings − 1) · prompt tokens: below, prompts are copied
 ALIGN = 16  # prompts are padded to a multiple of so many positions
 
 
