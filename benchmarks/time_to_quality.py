@@ -140,10 +140,10 @@ def plot(rows: list[dict[str, Any]], target: float, out: Path) -> None:
     for side, colour in (("gropius", "tab:blue"), ("trl", "tab:orange")):
         for n, seed in enumerate(sorted({row["seed"] for row in rows if row["side"] == side})):
             own = [row for row in rows if row["side"] == side and row["seed"] == seed]
-            x, y = [row["cpu_s"] for row in own], [row["held_out"] for row in own]
+            x, y = [row["wall_s"] for row in own], [row["held_out"] for row in own]
             axes.plot(x, y, color=colour, marker=".", label=side if n == 0 else None)
     axes.axhline(target, color="grey", linewidth=0.8, linestyle="--")
-    axes.set_xlabel("processor seconds of training, evaluations not counted")
+    axes.set_xlabel("seconds of training, evaluations not counted")
     axes.set_ylabel("held-out mean@8 on 30 unseen tasks")
     axes.legend(loc="lower right")
     figure.tight_layout()

@@ -4,9 +4,14 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from tests.rollout.hosts import InThread
+
+from gropius import build
+from gropius.train import engines
 
 sys.path.insert(0, str(Path(__file__).parent))
 torch.set_num_threads(1)
@@ -18,3 +23,19 @@ def interruptible() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> list[InThread]:
+    """Engines of runs are threads of this process, each with its own copy of the model. The hosts as they start."""
+    hosts: list[InThread] = []
+
+    def open_engines(resolved: Any, loaded: Any, note: Any) -> Any:
+        def start(number: int, told: Any) -> InThread:
+            hosts.append(InThread(number, loaded, told.secret))
+            return hosts[-1]
+
+        return engines.open_engines(resolved, loaded, note, start)
+
+    monkeypatch.setattr(build, "open_engines", open_engines)
+    return hosts

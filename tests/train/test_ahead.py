@@ -16,7 +16,7 @@ from tests.rollout.hosts import InThread
 from gropius import build
 from gropius.errors import EngineError, RunHalted
 from gropius.records.reader import RunReader
-from gropius.train import checkpoint, engines
+from gropius.train import checkpoint
 from gropius.train.beside import Beside
 from gropius.train.progress import Silent
 from gropius.train.sameness import compare
@@ -43,22 +43,6 @@ def drawn(folder: Path) -> list[list[tuple[Any, ...]]]:
 
 def weights(folder: Path) -> str:
     return str(checkpoint.load(checkpoint.newest(folder / "checkpoints").folder).facts["weights"])
-
-
-@pytest.fixture
-def apart(monkeypatch: pytest.MonkeyPatch) -> list[InThread]:
-    """Engines of runs are threads of this process, each with its own copy of the model. The hosts as they start."""
-    hosts: list[InThread] = []
-
-    def open_engines(resolved: Any, loaded: Any, note: Any) -> Any:
-        def start(number: int, told: Any) -> InThread:
-            hosts.append(InThread(number, loaded, told.secret))
-            return hosts[-1]
-
-        return engines.open_engines(resolved, loaded, note, start)
-
-    monkeypatch.setattr(build, "open_engines", open_engines)
-    return hosts
 
 
 @pytest.mark.parametrize("staleness", [1, 2, 4])

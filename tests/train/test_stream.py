@@ -21,7 +21,7 @@ from gropius import build
 from gropius.errors import EngineError, RecipeError
 from gropius.records.reader import RunReader
 from gropius.rollout import stretch
-from gropius.train import checkpoint, engines, loop
+from gropius.train import checkpoint, loop
 from gropius.train.progress import Silent
 from gropius.train.stream import Stream
 
@@ -51,22 +51,6 @@ def said(folder: Path) -> list[list[tuple[int, ...]]]:
 
 def versions_of(row: Any) -> np.ndarray:
     return np.full(len(row.response_ids), row.policy_version) if row.versions is None else row.versions
-
-
-@pytest.fixture
-def apart(monkeypatch: pytest.MonkeyPatch) -> list[InThread]:
-    """Engines of runs are threads of this process, each with its own copy of the model. The hosts as they start."""
-    hosts: list[InThread] = []
-
-    def open_engines(resolved: Any, loaded: Any, note: Any) -> Any:
-        def start(number: int, told: Any) -> InThread:
-            hosts.append(InThread(number, loaded, told.secret))
-            return hosts[-1]
-
-        return engines.open_engines(resolved, loaded, note, start)
-
-    monkeypatch.setattr(build, "open_engines", open_engines)
-    return hosts
 
 
 @pytest.fixture

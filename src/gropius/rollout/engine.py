@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -39,6 +40,29 @@ class Engine(Protocol):
     async def close(self) -> None:
         """Give back what is held. Waiting calls end with EngineError."""
         ...
+
+
+@dataclass
+class Around:
+    """An `Engine` around another one, which does all that a subclass does not say otherwise."""
+
+    engine: Engine
+
+    async def complete(self, request: Request) -> Completion:
+        """Draw one response."""
+        return await self.engine.complete(request)
+
+    def set_policy(self, version: int, digest: str) -> None:
+        """The weights changed."""
+        self.engine.set_policy(version, digest)
+
+    def rest(self) -> None:
+        """Nothing is wanted for a while."""
+        self.engine.rest()
+
+    async def close(self) -> None:
+        """End it."""
+        await self.engine.close()
 
 
 Policy = Callable[[tuple[int, ...], tuple[int, ...]], ArrayLike]

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from gropius.rollout.collect import Begun, CollectPlan, Played, Player, play, seats
-from gropius.rollout.engine import Engine, empty_completion
+from gropius.rollout.engine import Around, empty_completion
 from gropius.types import Bound, Completion, Request
 
 EVERYTHING = 1 << 62
@@ -21,10 +21,9 @@ Look = Callable[[Request, Completion], None]
 
 
 @dataclass
-class _Valve:
+class _Valve(Around):
     """An `Engine` that begins nothing once it is shut. look: at what was drawn, before anybody uses it."""
 
-    engine: Engine
     look: Look
     shut: bool = False
 
@@ -35,18 +34,6 @@ class _Valve:
         completion = await self.engine.complete(request)
         self.look(request, completion)
         return completion
-
-    def set_policy(self, version: int, digest: str) -> None:
-        """The weights changed."""
-        self.engine.set_policy(version, digest)
-
-    def rest(self) -> None:
-        """Nothing is wanted for a while."""
-        self.engine.rest()
-
-    async def close(self) -> None:
-        """End it."""
-        await self.engine.close()
 
 
 class Stretch:

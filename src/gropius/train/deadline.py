@@ -12,7 +12,7 @@ from typing import Literal, TypeVar
 from gropius.errors import EngineError, RewardError, RunHalted
 from gropius.rewards.base import Scorer
 from gropius.rollout.collect import Player
-from gropius.rollout.engine import Engine
+from gropius.rollout.engine import Around
 from gropius.types import Completion, Episode, Request, Verdict
 
 T = TypeVar("T")
@@ -59,10 +59,9 @@ class Waits:
 
 
 @dataclass
-class WatchedEngine:
+class WatchedEngine(Around):
     """An `Engine` whose answers are timed."""
 
-    engine: Engine
     waits: Waits
 
     async def complete(self, request: Request) -> Completion:
@@ -70,18 +69,6 @@ class WatchedEngine:
         seed, step, group, member = (*request.stream, 0, 0, 0, 0)[:4]
         with self.waits.on("the rollout engine", f"group {step:06d}-{group:04d}, member {member} (seed {seed})"):
             return await self.engine.complete(request)
-
-    def set_policy(self, version: int, digest: str) -> None:
-        """The trainer's weights changed."""
-        self.engine.set_policy(version, digest)
-
-    def rest(self) -> None:
-        """Nothing is wanted for a while."""
-        self.engine.rest()
-
-    async def close(self) -> None:
-        """End it."""
-        await self.engine.close()
 
 
 @dataclass
