@@ -1,6 +1,7 @@
 """What training over several ranks keeps of their number, and where the rest goes.
 
     python benchmarks/ranks.py [--model tiny|smollm2] [--ranks 2] [--rounds 3] [--threads 1] [--shard optimiser|all]
+                               [--prompts N]
 
 One optimiser step on the same rows by 1 rank, then by all ranks, each rank with `--threads` threads; medians. Printed:
 wall and CPU seconds of the step; efficiency = wall of one / (ranks · wall of all), and the same of CPU seconds, which a
@@ -42,6 +43,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--prompts", type=int, default=0, help="of the batch; by itself the shape's own")
     parser.add_argument("--shard", choices=("optimiser", "all"), default="optimiser")
     given = parser.parse_args()
     if seat() is not None:
@@ -81,7 +83,7 @@ def rank(given: argparse.Namespace) -> None:
     torch.set_num_threads(given.threads)
     shape = SHAPES[given.model]
     loaded = load_model(shape.source, device="cpu")
-    rows = rows_of(shape, shape.prompts, seed=0)
+    rows = rows_of(shape, given.prompts or shape.prompts, seed=0)
     # One rank is measured as it runs in practice: alone, without a group around it.
     team = Team(World(where, torch.device("cpu"), 600.0), given.shard) if where.size > 1 else Team()
     team.lead = lambda *_: None  # type: ignore[method-assign]  # every rank makes the same calls here

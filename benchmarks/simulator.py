@@ -3,12 +3,12 @@
     python benchmarks/simulator.py [--prompts 48] [--tokens 48] [--steps 8] [--only NAME …]
 
 Measured are pieces, on batches of half and of one and a half times the size: an engine that draws, in the trainer's
-process and in one of its own; an update; a hand-over of weights; what a step costs besides; and, with two prompts and
-with half the batch, what an update of two ranks takes beyond half of the tokens. From these alone the simulator
-predicts each layout, and each layout is run: the median of the seconds between two steps as a person sees them, the
-first two left out. The built-in model, one thread a process. Processes share the cores of this machine: n that are busy
-at once get min(1, cores / n) of one each, and that share is what the simulator is told. Run it on an idle machine. Exit
-code 1 where a prediction is off by more than 15 %.
+process and in one of its own; an update; a hand-over of weights, with two prompts also from two ranks; what a step
+costs besides, by one and two ranks; and what an update of two ranks takes beyond half of the tokens. From these alone
+the simulator predicts each layout, and each layout is run: the median of the seconds between two steps as a person sees
+them, the first two left out. The built-in model, one thread a process. Processes share the cores of this machine: n
+that are busy at once get min(1, cores / n) of one each, and that share is what the simulator is told. Run it on an idle
+machine. Exit code 1 where a prediction is off by more than 15 %.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def ends(work: list[float], cores: int) -> list[float]:
 class Known:
     """What the pieces say, as lines over responses. own, apart: seconds of an engine that draws, without what the
     trainer's process does for each response (turn). update: over tokens. exchange: of an update of two ranks besides.
-    hand_over: to no, one and two engines.
+    hand_over: to no, one and two engines; joint: to two engines from two ranks, what is more. besides: by one and two.
     """
 
     own: Line
@@ -217,7 +217,8 @@ class Known:
     update: Line
     exchange: Line
     hand_over: tuple[Line, ...]
-    besides: Line
+    joint: float
+    besides: tuple[Line, Line]
     tokens: Line
     lengths: tuple[int, ...]
 
@@ -232,7 +233,8 @@ def known(given: argparse.Namespace, out: Path) -> Known:
     few, sizes = 2, (given.prompts // 2, given.prompts * 3 // 2)
     own, apart = ([piece(given, out, size, engines) for size in sizes] for engines in (0, 1))
     two = piece(given, out, few, 2)
-    alone = [(size * SIBLINGS, ran(given, out, Case("exchange", 2, 0), size)[1]) for size in (few, sizes[0])]
+    ranks = [(size * SIBLINGS, *ran(given, out, Case("ranks", 2, 0), size)) for size in sizes]
+    small = [ran(given, out, Case("joint", 2, engines), few)[1]["training_time_s"] for engines in (0, 2)]
 
     def over(pieces: list[Piece], what: str) -> Line:
         return Line.through([(p.responses, getattr(p, what)) for p in pieces])
@@ -242,9 +244,13 @@ def known(given: argparse.Namespace, out: Path) -> Known:
     update, tokens = Line.through([(p.tokens, p.update) for p in own]), over(own, "tokens")
     hand_over = [over(own, "hand_over"), over(apart, "hand_over"), Line(two.hand_over, 0.0)]
     exchange = Line.through(
-        [(n, phases["training_time_s"] - update(tokens(n) / 2) - hand_over[0](n)) for n, phases in alone]
+        [(n, phases["training_time_s"] - update(tokens(n) / 2) - hand_over[0](n)) for n, _, phases in ranks]
     )
-    return Known(*inner, turn, update, exchange, tuple(hand_over), over(own, "besides"), tokens, own[1].lengths)
+    besides = Line.through([(n, s - ph["sampling_time_s"] - ph["training_time_s"]) for n, s, ph in ranks])
+    joint = small[1] - small[0] - two.hand_over + hand_over[0](few * SIBLINGS)
+    return Known(
+        *inner, turn, update, exchange, tuple(hand_over), joint, (over(own, "besides"), besides), tokens, own[1].lengths
+    )
 
 
 def predicted(case: Case, found: Known, given: argparse.Namespace, cores: int) -> float:
@@ -254,7 +260,9 @@ def predicted(case: Case, found: Known, given: argparse.Namespace, cores: int) -
     line, turn = found.apart if case.engines else found.own, found.turn
     longest = max(found.lengths)
     draws = line(count / devices) + turn * count
-    trains = found.update(found.tokens(count) / case.ranks) + (found.exchange(count) if case.ranks > 1 else 0.0)
+    fixed = found.update.fixed + (found.exchange(count) if case.ranks > 1 else 0.0)
+    fixed += turn * count if case.ahead else 0.0  # one interpreter trains and takes up what engines drew
+    trains = fixed + found.update.slope * found.tokens(count) / case.ranks
     shares = (1.0, 1.0)
     if case.ahead:
         over = ends([draws] * devices + [trains] * case.ranks, cores)
@@ -265,9 +273,9 @@ def predicted(case: Case, found: Known, given: argparse.Namespace, cores: int) -
         1 << 20, row_s=line.slope / found.mean / shares[0], step_s=line.fixed / longest / shares[0],
         response_s=turn * devices / shares[0],
     )  # fmt: skip
-    fixed = found.update.fixed + (found.exchange(count) if case.ranks > 1 else 0.0)
     trainer = Trainer(found.update.slope / shares[1], update_s=fixed / shares[1], shards=case.ranks)
-    moved = found.hand_over[case.engines](count) + found.besides(count)
+    moved = found.hand_over[case.engines](count) + found.besides[case.ranks - 1](count)
+    moved += found.joint if case.ranks > 1 and case.engines > 1 else 0.0
     made = Cluster(engine, trainer, Transfer(fixed_s=moved, colocated_s=moved))
     prompt = (found.tokens(count) - count * found.mean) / given.prompts
     job = Job(given.prompts, SIBLINGS, Recorded(found.lengths), prompt, steps=12)
@@ -281,7 +289,7 @@ def told(found: Known, count: int) -> str:
         "drawn": found.own(count) + found.turn * count, "apart": found.apart(count) + found.turn * count,
         "turns of these": found.turn * count, "update": found.update(found.tokens(count)),
         "exchange": found.exchange(count),
-        "besides": found.besides(count),
+        "besides": found.besides[0](count), "by two ranks": found.besides[1](count), "joint": found.joint,
     }  # fmt: skip
     seconds |= {f"hand-over to {n}": line(count) for n, line in enumerate(found.hand_over)}
     return f"{count} responses of {found.mean:.1f} tokens: " + ", ".join(f"{k} {v:.3f} s" for k, v in seconds.items())

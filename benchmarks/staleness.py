@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import statistics
 from pathlib import Path
 
@@ -101,9 +102,10 @@ def timing(given: argparse.Namespace) -> None:
         "sft.steps=0", f"rollout.prompts={given.prompts}", f"rollout.max_tokens={given.tokens}", "train.updates=1",
         f"train.steps={given.steps}", "eval.every=0", "eval.before=false", "eval.after=false", "doctor.every=0",
         "record.rollouts=false", "checkpoint.final=false", 'objective.selection.dead="keep"',
+        "train.learning_rate=1e-9", 'objective.kl.estimator="k3"', "objective.kl.coefficient=0.01",  # all rows train
     ]  # fmt: skip
     for name, arm in ARMS.items():
-        folder = given.out / f"time-{name.replace(' ', '').replace(',', '-')}"
+        folder = given.out / f"time-{re.sub('[^a-z0-9]+', '-', name)}"
         rows = [row for row in finished([*common, *arm], folder).metrics() if "loss" in row][2:-1]
         medians = {
             key: statistics.median([row[key] for row in rows if row.get(key) is not None] or [math.nan])
