@@ -6,7 +6,8 @@
 learning: `arithmetic` from one warm start, with `train.max_staleness` at each value, without and with the correction
 (truncated importance weights, at most 2): the held-out mean of the last weights, its mean over seeds, the 95 % interval
 of that (Student's t), and the difference to the synchronous run of the same seed. Every arm draws the same number of
-samples. Finished runs under --out are reused.
+samples. Finished runs under --out are reused. Written there: staleness.csv, the held-out mean after each eighth of the
+samples, and staleness.svg, its mean over seeds with the interval.
 
 time: seconds of a step, median of all but the first two, and what trainer and engine idled: one process; a trainer and
 an engine that take turns; a trainer and an engine at the same time (`max_staleness = 1`). One thread a process.
@@ -15,10 +16,12 @@ an engine that take turns; a trainer and an engine at the same time (`max_stalen
 from __future__ import annotations
 
 import argparse
+import csv
 import math
 import re
 import statistics
 from pathlib import Path
+from typing import NamedTuple
 
 from gropius import build
 from gropius.compare.verdict import quantile
@@ -32,6 +35,19 @@ ARMS = {
     "1 + 1, in turn": ("cluster.engines=1",),
     "1 + 1, at once": ("cluster.engines=1", "train.max_staleness=1"),
 }
+
+
+SIBLINGS = 8
+
+
+class Point(NamedTuple):
+    """Of a curve of learning."""
+
+    staleness: int
+    corrected: bool
+    seed: int
+    samples: int
+    held_out: float
 
 
 def main() -> None:
@@ -70,10 +86,11 @@ def learning(given: argparse.Namespace) -> None:
     model = warm(given.out)
     common = [
         f'model.source="{model}"', "model.tiny.layers=4", "sft.steps=0", f"rollout.prompts={given.prompts}",
-        f"train.steps={given.steps}", "eval.every=0", "eval.before=false", "eval.samples=8", "record.rollouts=false",
-        "checkpoint.final=false", "doctor.every=0",
+        f"rollout.group_size={SIBLINGS}", f"train.steps={given.steps}", f"eval.every={max(1, given.steps // 8)}",
+        "eval.samples=8", "record.rollouts=false", "checkpoint.final=false", "doctor.every=0",
     ]  # fmt: skip
     base: list[float] = []
+    points: list[Point] = []
     print(f"{given.steps} steps of {given.prompts} × 8, {given.seeds} seeds\nstaleness  correction  held-out")
     for corrected in (False, True):
         for staleness in given.staleness:
@@ -82,17 +99,60 @@ def learning(given: argparse.Namespace) -> None:
                 settings = [*common, f"train.max_staleness={staleness}", f"seed={seed}"]
                 settings += CORRECTION if corrected else ()
                 reader = finished(settings, given.out / f"s{staleness}-{'is' if corrected else 'no'}-{seed}")
-                ends.append(next(r["held_out/mean"] for r in reversed(reader.metrics()) if "held_out/mean" in r))
+                curve = {row["step"]: row["held_out/mean"] for row in reader.metrics() if "held_out/mean" in row}
+                drawn = given.prompts * SIBLINGS
+                points += [Point(staleness, corrected, seed, step * drawn, mean) for step, mean in curve.items()]
+                ends.append(curve[max(curve)])
             base = base or ends
             gaps = [end - first for end, first in zip(ends, base, strict=True)]
             word = "truncate" if corrected else "none"
             print(f"{staleness:9d}  {word:10s}  {interval(ends)}   against synchronous {interval(gaps)}", flush=True)
+    write(given.out, points)
+    plot(given.out, points)
+
+
+def write(out: Path, points: list[Point]) -> None:
+    """All points of all curves."""
+    with (out / "staleness.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(Point._fields)
+        writer.writerows(points)
+
+
+def plot(out: Path, points: list[Point]) -> None:
+    """Held-out mean over samples, a line for each staleness, with the 95 % interval over seeds."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "gropius"
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(1, 2, figsize=(10, 4), sharey=True)
+    for axes, corrected in zip(panels, (False, True), strict=True):
+        for staleness in sorted({point.staleness for point in points}):
+            own = [point for point in points if (point.staleness, point.corrected) == (staleness, corrected)]
+            at = sorted({point.samples for point in own})
+            found = [spread([point.held_out for point in own if point.samples == x]) for x in at]
+            (line,) = axes.plot(at, [mean for mean, _ in found], marker=".", label=f"staleness {staleness}")
+            low, high = [mean - half for mean, half in found], [mean + half for mean, half in found]
+            axes.fill_between(at, low, high, color=line.get_color(), alpha=0.1, linewidth=0)
+        axes.set_title("truncated importance weights, at most 2" if corrected else "no correction")
+        axes.set_xlabel("samples")
+    panels[0].set_ylabel("held-out mean@8 on 200 unseen sums")
+    panels[1].legend(loc="lower right")
+    figure.tight_layout()
+    figure.savefig(out / "staleness.svg", metadata={"Date": None})
+
+
+def spread(values: list[float]) -> tuple[float, float]:
+    """Mean, and half of its 95 % interval over seeds."""
+    half = quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    return statistics.fmean(values), half
 
 
 def interval(values: list[float]) -> str:
     """Mean and 95 % interval over seeds."""
-    mean = statistics.fmean(values)
-    half = quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    mean, half = spread(values)
     return f"{mean:+.3f} [{mean - half:+.3f}, {mean + half:+.3f}]"
 
 
