@@ -234,7 +234,7 @@ def known(given: argparse.Namespace, out: Path) -> Known:
     own, apart = ([piece(given, out, size, engines) for size in sizes] for engines in (0, 1))
     two = piece(given, out, few, 2)
     ranks = [(size * SIBLINGS, *ran(given, out, Case("ranks", 2, 0), size)) for size in sizes]
-    small = [ran(given, out, Case("joint", 2, engines), few)[1]["training_time_s"] for engines in (0, 2)]
+    small = [ran(given, out, Case(f"joint {engines}", 2, engines), few)[1]["training_time_s"] for engines in (0, 2)]
 
     def over(pieces: list[Piece], what: str) -> Line:
         return Line.through([(p.responses, getattr(p, what)) for p in pieces])
