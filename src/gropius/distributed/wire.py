@@ -37,9 +37,8 @@ class Codec:
 
     def encode(self, value: Any) -> bytes:
         """One frame. Errors: TypeError for what cannot travel."""
-        arrays: list[NDArray[Any]] = []
-        head = json.dumps(self._out(value, arrays), allow_nan=False, separators=(",", ":")).encode()
-        body = b"".join(array.tobytes() for array in arrays)
+        body = bytearray()
+        head = json.dumps(self._out(value, body), allow_nan=False, separators=(",", ":")).encode()
         return HEAD.pack(MAGIC, len(head), len(body)) + head + body
 
     def decode(self, frame: bytes) -> Any:
@@ -53,29 +52,29 @@ class Codec:
         except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:  # a stranger's bytes
             raise EngineError(f"a message between processes cannot be read: {error}") from error
 
-    def _out(self, value: Any, arrays: list[NDArray[Any]]) -> Any:
+    def _out(self, value: Any, body: bytearray) -> Any:
         if value is None or isinstance(value, bool | str | int):
             return value
         if isinstance(value, float):
             return value if math.isfinite(value) else {"!": "float", "v": str(float(value))}
         if isinstance(value, np.generic):
-            return self._out(value.item(), arrays)
+            return self._out(value.item(), body)
         if isinstance(value, np.ndarray):
-            return self._array(value, arrays)
+            return self._array(value, body)
         if isinstance(value, list | tuple):
-            return {"!": type(value).__name__, "v": [self._out(item, arrays) for item in value]}
+            return {"!": type(value).__name__, "v": [self._out(item, body) for item in value]}
         if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-            return {"!": "dict", "v": [[key, self._out(item, arrays)] for key, item in value.items()]}
+            return {"!": "dict", "v": [[key, self._out(item, body)] for key, item in value.items()]}
         name = type(value).__name__
         if self._types.get(name) is type(value):
-            return {"!": "data", "t": name, "v": [self._out(getattr(value, f), arrays) for f in self._fields[name]]}
+            return {"!": "data", "t": name, "v": [self._out(getattr(value, f), body) for f in self._fields[name]]}
         raise TypeError(f"a {name} cannot travel between processes")
 
-    def _array(self, value: NDArray[Any], arrays: list[NDArray[Any]]) -> dict[str, Any]:
+    def _array(self, value: NDArray[Any], body: bytearray) -> dict[str, Any]:
         if value.dtype.kind not in NUMERIC:
             raise TypeError(f"an array of {value.dtype} cannot travel between processes")
-        at = sum(array.nbytes for array in arrays)
-        arrays.append(np.ascontiguousarray(value))
+        at = len(body)
+        body += value.tobytes()
         return {"!": "array", "d": value.dtype.str, "s": list(value.shape), "at": at}
 
     def _in(self, value: Any, body: memoryview) -> Any:
