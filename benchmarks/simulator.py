@@ -2,13 +2,13 @@
 
     python benchmarks/simulator.py [--prompts 48] [--tokens 48] [--steps 8] [--only NAME …]
 
-Measured are pieces, on batches of half and of one and a half times the size: an engine that draws, in the trainer's
-process and in one of its own; an update; a hand-over of weights, with two prompts also from two ranks; what a step
-costs besides, by one and two ranks; and what an update of two ranks takes beyond half of the tokens. From these alone
-the simulator predicts each layout, and each layout is run: the median of the seconds between two steps as a person sees
-them, the first two left out. The built-in model, one thread a process. Processes share the cores of this machine: n
-that are busy at once get min(1, cores / n) of one each, and that share is what the simulator is told. Run it on an idle
-machine. Exit code 1 where a prediction is off by more than 15 %.
+Measured are pieces, on batches of 1/2, 3/4 and 5/4 of the size (a row of a larger batch costs more): an engine that
+draws, in the trainer's process and in one of its own; an update; a hand-over of weights, with two prompts also from two
+ranks; what a step costs besides, by one and two ranks; and what an update of two ranks takes beyond half of the tokens.
+From these alone the simulator predicts each layout, and each layout is run: the median of the seconds between two steps
+as a person sees them, the first two left out. The built-in model, one thread a process. Processes share the cores of
+this machine: n that are busy at once get min(1, cores / n) of one each, and that share is what the simulator is told.
+Run it on an idle machine. Exit code 1 where a prediction is off by more than 15 %.
 """
 
 from __future__ import annotations
@@ -75,15 +75,26 @@ class Line:
     fixed: float
     slope: float
 
-    @classmethod
-    def through(cls, points: list[tuple[float, float]]) -> Line:
-        """Errors: none; the points differ in x."""
-        (x, y), (u, v) = points
-        slope = (v - y) / (u - x)
-        return cls(y - slope * x, slope)
-
     def __call__(self, x: float) -> float:
         return self.fixed + self.slope * x
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Straight from each point to the next; points of rising x."""
+
+    points: tuple[tuple[float, float], ...]
+
+    def at(self, place: float) -> Line:
+        """A line with this curve's value at a place: the piece there, or the nearest; its fixed part is not below 0."""
+        pieces = list(pairwise(self.points))
+        (x, y), (u, v) = next((piece for piece in pieces if place <= piece[1][0]), pieces[-1])
+        slope = (v - y) / (u - x)
+        fixed = y - slope * x
+        return Line(fixed, slope) if fixed >= 0.0 or place <= 0.0 else Line(0.0, (fixed + slope * place) / place)
+
+    def __call__(self, x: float) -> float:
+        return self.at(x)(x)
 
 
 @dataclass(frozen=True)
@@ -206,20 +217,20 @@ def ends(work: list[float], cores: int) -> list[float]:
 
 @dataclass(frozen=True)
 class Known:
-    """What the pieces say, as lines over responses. own, apart: seconds of an engine that draws, without what the
+    """What the pieces say, as curves over responses. own, apart: seconds of an engine that draws, without what the
     trainer's process does for each response (turn). update: over tokens. exchange: of an update of two ranks besides.
     hand_over: to no, one and two engines; joint: to two engines from two ranks, what is more. besides: by one and two.
     """
 
-    own: Line
-    apart: Line
+    own: Curve
+    apart: Curve
     turn: float
-    update: Line
-    exchange: Line
-    hand_over: tuple[Line, ...]
+    update: Curve
+    exchange: Curve
+    hand_over: tuple[Curve, ...]
     joint: float
-    besides: tuple[Line, Line]
-    tokens: Line
+    besides: tuple[Curve, Curve]
+    tokens: Curve
     lengths: tuple[int, ...]
 
     @property
@@ -230,26 +241,32 @@ class Known:
 
 def known(given: argparse.Namespace, out: Path) -> Known:
     """Measure the pieces."""
-    few, sizes = 2, (given.prompts // 2, given.prompts * 3 // 2)
+    few, sizes = 2, [given.prompts * quarters // 4 for quarters in (2, 3, 5)]
     own, apart = ([piece(given, out, size, engines) for size in sizes] for engines in (0, 1))
     two = piece(given, out, few, 2)
     ranks = [(size * SIBLINGS, *ran(given, out, Case("ranks", 2, 0), size)) for size in sizes]
     small = [ran(given, out, Case(f"joint {engines}", 2, engines), few)[1]["training_time_s"] for engines in (0, 2)]
 
-    def over(pieces: list[Piece], what: str) -> Line:
-        return Line.through([(p.responses, getattr(p, what)) for p in pieces])
+    def over(pieces: list[Piece], what: str) -> Curve:
+        return Curve(tuple((p.responses, getattr(p, what)) for p in pieces))
 
-    turn = over(apart, "turns").slope
-    inner = [Line(line.fixed, line.slope - turn) for line in (over(own, "sampling"), over(apart, "sampling"))]
-    update, tokens = Line.through([(p.tokens, p.update) for p in own]), over(own, "tokens")
-    hand_over = [over(own, "hand_over"), over(apart, "hand_over"), Line(two.hand_over, 0.0)]
-    exchange = Line.through(
-        [(n, phases["training_time_s"] - update(tokens(n) / 2) - hand_over[0](n)) for n, _, phases in ranks]
-    )
-    besides = Line.through([(n, s - ph["sampling_time_s"] - ph["training_time_s"]) for n, s, ph in ranks])
+    turn = apart[-1].turns / apart[-1].responses
+    inner = [Curve(tuple((p.responses, p.sampling - turn * p.responses) for p in pieces)) for pieces in (own, apart)]
+    update, tokens = Curve(tuple((p.tokens, p.update) for p in own)), over(own, "tokens")
+    hand_over = [over(own, "hand_over"), over(apart, "hand_over"), Curve(((0, two.hand_over), (1, two.hand_over)))]
+    exchange = Curve(tuple((n, ph["training_time_s"] - update(tokens(n) / 2) - hand_over[0](n)) for n, _, ph in ranks))
+    besides = Curve(tuple((n, s - ph["sampling_time_s"] - ph["training_time_s"]) for n, s, ph in ranks))
     joint = small[1] - small[0] - two.hand_over + hand_over[0](few * SIBLINGS)
     return Known(
-        *inner, turn, update, exchange, tuple(hand_over), joint, (over(own, "besides"), besides), tokens, own[1].lengths
+        *inner,
+        turn,
+        update,
+        exchange,
+        tuple(hand_over),
+        joint,
+        (over(own, "besides"), besides),
+        tokens,
+        own[-1].lengths,
     )
 
 
@@ -257,12 +274,12 @@ def predicted(case: Case, found: Known, given: argparse.Namespace, cores: int) -
     """Seconds of a step, by the simulator."""
     count = given.prompts * SIBLINGS
     devices = case.engines or case.ranks
-    line, turn = found.apart if case.engines else found.own, found.turn
-    longest = max(found.lengths)
+    line, turn = (found.apart if case.engines else found.own).at(count / devices), found.turn
+    longest, update = max(found.lengths), found.update.at(found.tokens(count) / case.ranks)
     draws = line(count / devices) + turn * count
-    fixed = found.update.fixed + (found.exchange(count) if case.ranks > 1 else 0.0)
+    fixed = update.fixed + (found.exchange(count) if case.ranks > 1 else 0.0)
     fixed += turn * count if case.ahead else 0.0  # one interpreter trains and takes up what engines drew
-    trains = fixed + found.update.slope * found.tokens(count) / case.ranks
+    trains = fixed + update.slope * found.tokens(count) / case.ranks
     shares = (1.0, 1.0)
     if case.ahead:
         over = ends([draws] * devices + [trains] * case.ranks, cores)
@@ -273,7 +290,7 @@ def predicted(case: Case, found: Known, given: argparse.Namespace, cores: int) -
         1 << 20, row_s=line.slope / found.mean / shares[0], step_s=line.fixed / longest / shares[0],
         response_s=turn * devices / shares[0],
     )  # fmt: skip
-    trainer = Trainer(found.update.slope / shares[1], update_s=fixed / shares[1], shards=case.ranks)
+    trainer = Trainer(update.slope / shares[1], update_s=fixed / shares[1], shards=case.ranks)
     moved = found.hand_over[case.engines](count) + found.besides[case.ranks - 1](count)
     moved += found.joint if case.ranks > 1 and case.engines > 1 else 0.0
     made = Cluster(engine, trainer, Transfer(fixed_s=moved, colocated_s=moved))
@@ -301,7 +318,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=48)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--piece-steps", type=int, default=6)
+    parser.add_argument("--piece-steps", type=int, default=8)
     parser.add_argument("--only", nargs="+", default=[case.name for case in CASES])
     given = parser.parse_args()
     build.torch.set_num_threads(1)

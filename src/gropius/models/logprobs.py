@@ -20,6 +20,7 @@ from gropius.errors import ModelError
 
 CHUNK_NUMBERS = 1 << 23  # logits held at once: 32 MiB in float32
 GATHERED_NUMBERS = 1 << 26  # their gradients held at once in the compute dtype, for one product: 128 MiB in 16 bits
+SUMMED_AT_ONCE = 2048  # tokens of the vocabulary that one float32 product sums over, on a CPU
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,7 +195,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
                     g_bias += g.sum(0)
                 g = g.to(knobs.dtype)
                 if g_hidden is not None:
-                    g_hidden[piece] = torch.mm(g, cast_weight)
+                    g_hidden[piece] = _over_vocabulary(g, cast_weight)
                 if gathered is not None:
                     gathered.add(g, rows)
             g_weight = gathered.total().to(weight.dtype) if gathered is not None else None
@@ -205,6 +206,21 @@ class _ChunkedLogprobs(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _over_vocabulary(g: Tensor, weight: Tensor) -> Tensor:
+    """g [c, _V] · W [_V, d] ; on a CPU a float32 sum is taken in blocks of the vocabulary.
+
+    A BLAS may add all _V products of a narrow matrix to one number, where the many small ones are lost beside the sum:
+    of 150,000 tokens and d = 4, an error of 1e-4 of the gradient; in blocks 5e-7, and 1e-7 for 4e-7 at d = 576.
+    """
+    if g.device.type != "cpu" or g.dtype != torch.float32:
+        return torch.mm(g, weight)
+    blocks = zip(g.split(SUMMED_AT_ONCE, dim=1), weight.split(SUMMED_AT_ONCE), strict=True)
+    total = g.new_zeros(len(g), weight.shape[1])
+    for part, rows in blocks:
+        total += torch.mm(part, rows)
+    return total
 
 
 class _WeightGradient:
