@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from gropius.errors import RecipeError, did_you_mean
 from gropius.recipe.schema import CriticTable, SftTable, TrainTable
+from gropius.train.clip import clip, total_norm
 
 
 @dataclass(frozen=True)
@@ -194,18 +194,17 @@ class Optimiser:
         """
         rate = learning_rate(self.settings, self.steps)
         gradients = [p.grad for p in self.parameters if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
-        over_all = norm.full_tensor() if isinstance(norm, DTensor) else norm
-        taken = bool(torch.isfinite(over_all))
+        norm = total_norm(gradients)
+        taken = math.isfinite(norm)
         if taken:
             if self.settings.grad_clip > 0:
-                torch.nn.utils.clip_grads_with_norm_(self.parameters, self.settings.grad_clip, norm)
+                clip(gradients, self.settings.grad_clip, norm)
             for group in self._adam.param_groups:
                 group["lr"] = rate
             self._adam.step()
             self.steps += 1
         self.zero()
-        return StepInfo(float(over_all), rate, taken)
+        return StepInfo(norm, rate, taken)
 
     def tensors(self) -> dict[str, Tensor]:
         """Every number of state by parameter name, for AdamW `NAME.exp_avg`, `NAME.exp_avg_sq`, `NAME.step`.
