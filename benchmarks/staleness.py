@@ -1,13 +1,15 @@
 """What staleness costs in learning, and what it buys in time, on the built-in model.
 
     python benchmarks/staleness.py learning [--staleness 0 1 2 4 8] [--seeds 3] [--steps 40] [--prompts 32]
+                                             [--stream between_tokens|between_responses] [--stale wait|drop]
     python benchmarks/staleness.py time [--steps 12] [--prompts 64] [--tokens 32]
 
 learning: `arithmetic` from one warm start, with `train.max_staleness` at each value, without and with the correction
 (truncated importance weights, at most 2): the held-out mean of the last weights, its mean over seeds, the 95 % interval
 of that (Student's t), and the difference to the synchronous run of the same seed. Every arm draws the same number of
 samples. Finished runs under --out are reused. Written there: staleness.csv, the held-out mean after each eighth of the
-samples, and staleness.svg, its mean over seeds with the interval.
+samples, and staleness.svg, its mean over seeds with the interval. With --stream groups are drawn across the steps by an
+engine on the trainer's weights, and no token is older than the staleness, most are younger.
 
 time: seconds of a step, median of all but the first two, and what trainer and engine idled: one process; a trainer and
 an engine that take turns; a trainer and an engine at the same time (`max_staleness = 1`). One thread a process.
@@ -59,6 +61,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--prompts", type=int, default=32)
+    parser.add_argument("--stream", choices=("off", "between_tokens", "between_responses"), default="off")
+    parser.add_argument("--stale", choices=("wait", "drop"), default="wait")
     parser.add_argument("--tokens", type=int, default=32, help="of a response in `time`")
     given = parser.parse_args()
     (learning if given.what == "learning" else timing)(given)
@@ -98,7 +102,11 @@ def learning(given: argparse.Namespace) -> None:
             for seed in range(given.seeds):
                 settings = [*common, f"train.max_staleness={staleness}", f"seed={seed}"]
                 settings += CORRECTION if corrected else ()
-                reader = finished(settings, given.out / f"s{staleness}-{'is' if corrected else 'no'}-{seed}")
+                name = f"s{staleness}-{'is' if corrected else 'no'}-{seed}"
+                if given.stream != "off" and staleness:
+                    settings += [f"train.stream={given.stream}", f"train.stale={given.stale}"]
+                    name += f"-{given.stream}-{given.stale}"
+                reader = finished(settings, given.out / name)
                 curve = {row["step"]: row["held_out/mean"] for row in reader.metrics() if "held_out/mean" in row}
                 drawn = given.prompts * SIBLINGS
                 points += [Point(staleness, corrected, seed, step * drawn, mean) for step, mean in curve.items()]

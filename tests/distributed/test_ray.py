@@ -172,6 +172,47 @@ def test_every_part_is_killed_once_and_the_run_ends_as_if_nothing_had_happened(t
     assert responses(run.folder) == responses(straight.folder) and len(responses(straight.folder)) == 5
 
 
+STREAM = ["train.stream=between_tokens", "train.max_staleness=2", "rollout.max_tokens=16"]
+
+
+def sets(*settings: str) -> list[str]:
+    """Words of a command line."""
+    return [word for setting in settings for word in ("--set", setting)]
+
+
+@pytest.mark.slow
+def test_a_stream_on_ray_draws_what_a_run_without_draws_while_the_weights_stay(tmp_path: Path) -> None:
+    still = "train.learning_rate=1e-30"
+    there = Ran(tmp_path, "ray", "--cluster", "local", *sets("cluster.engines=2", *STREAM, still), steps=4)
+    assert there.code == 0, there.said
+    here = Ran(tmp_path, "plain", *sets("rollout.max_tokens=16", still), steps=4)
+    assert responses(there.folder) == responses(here.folder) and len(responses(here.folder)) == 4
+
+
+@pytest.mark.slow
+def test_in_a_stream_every_part_is_killed_once_and_every_group_is_trained_once_in_its_step(tmp_path: Path) -> None:
+    killed = {}
+
+    def act(run: Ran, step: int) -> None:
+        match step:
+            case 2:
+                killed.setdefault("engine", run.kill("gropius.hosting"))
+            case 4:
+                killed.setdefault("reward host", run.kill("gropius.rewards.host"))
+            case 6 if "rank" not in killed:
+                killed["rank"] = run.kill("gropius train", "1")
+
+    words = sets("cluster.reward_hosts=1", "cluster.engines=2", *STREAM)
+    run = Ran(tmp_path, "ray", "--cluster", "local", *words, steps=12, act=act)
+    assert run.code == 0, run.said
+    assert f"reward host 0 (process {killed['reward host']} on " in run.said
+    assert f"rank 1 (process {killed['rank']} on " in run.said and run.said.count("was ended by SIGKILL") == 3
+    assert "Traceback" not in run.said and nothing_left(run.pids)
+    found = [[row[:2] for row in step] for step in responses(run.folder)]
+    assert found == [[(f"{n:06d}-{i:04d}", m) for i in range(4) for m in range(4)] for n in range(1, 13)]
+    assert all(row["staleness/max"] <= 2 for row in RunReader(run.folder).metrics() if "step_time" in row)
+
+
 @pytest.mark.slow
 def test_a_controller_that_is_killed_leaves_no_process_and_the_run_goes_on_by_resume(tmp_path: Path) -> None:
     def act(run: Ran, step: int) -> None:

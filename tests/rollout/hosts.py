@@ -19,8 +19,9 @@ class InThread:
 
     def __init__(self, number: int, loaded: LoadedModel, secret: str = SECRET, dies_after: int | None = None) -> None:
         own = dataclasses.replace(loaded, model=copy.deepcopy(loaded.model))
-        for parameter in own.model.parameters():  # what it begins with is another policy
-            parameter.data.mul_(0.5)
+        for parameter in own.model.parameters():  # what is trained begins as another policy
+            if parameter.requires_grad:
+                parameter.data.mul_(0.5)
         self.engine = TorchEngine(own)
         self.drawn: list[tuple[int, ...]] = []
         self.server = EngineServer(self.engine, secret, weights=HeldWeights(own, self.engine))

@@ -69,10 +69,14 @@ def _not_streamed(draft: Draft) -> list[str]:
     recipe, rollout = draft.recipe, draft.recipe.rollout
     wanted = {
         'rollout.engine = "torch"': rollout.engine == "torch",
-        "cluster.trainer_ranks = 1": recipe.cluster.trainer_ranks == 1,
+        "cluster.engines = 1 or more, or trainer_ranks = 1": (
+            recipe.cluster.trainer_ranks == 1 or recipe.cluster.engines > 0
+        ),
         'objective.selection.dead = "keep" or "drop"': draft.objective.selection.dead in ("keep", "drop"),
         'another objective.advantage.baseline than "greedy"': draft.objective.advantage.baseline != "greedy",
-        "rollout.oversample = 1.0": rollout.oversample == 1,
+        'rollout.oversample = 1.0 (train.stale = "drop" trains on the groups that are complete first)': (
+            rollout.oversample == 1
+        ),
         "rollout.branches = 1": rollout.branches == 1,
         "rollout.demonstrations = 0": rollout.demonstrations == 0,
         "rollout.group_schedule.sizes = []": not rollout.group_schedule.sizes,
