@@ -27,6 +27,7 @@ from gropius.rollout.remote import EngineLost
 from gropius.rollout.server import EngineServer
 from gropius.train.advance import energies_of
 from gropius.train.critic import Critic
+from gropius.train.memory import is_out_of_memory, of_a_rank
 from gropius.train.optim import Optimiser, OptimiserSettings
 from gropius.train.progress import Progress
 from gropius.train.reference import KINDS
@@ -193,8 +194,11 @@ class Follower:
                 raise RunHalted(f"rank {team.rank} was asked for {call!r}, which it cannot do now")
 
 
-def follow(resolved: Resolved) -> None:
-    """A rank other than 0, from its start to the end of the run. Leaves the process when rank 0 is gone."""
+def follow(resolved: Resolved, show: Callable[[Exception], None]) -> None:
+    """A rank other than 0, from its start to the end of the run. Leaves the process when rank 0 is gone.
+
+    show: an error, to a person. Out of memory here is the end of the run: this rank leaves word of it.
+    """
     # Rank 0 decides when the run stops. What started the ranks here sends SIGTERM only when the run is lost; torchrun
     # sends it to every rank when it is asked to stop.
     ours = launching.OUTCOME in os.environ
@@ -206,7 +210,11 @@ def follow(resolved: Resolved) -> None:
         follower = Follower(resolved, team)
         while (said := team.led())[0] != "end":
             follower.answer(*said)
-    except (RuntimeError, RunHalted) as error:
+    except (RuntimeError, MemoryError, RunHalted) as error:
+        if is_out_of_memory(error):
+            show(of_a_rank(team.rank, error, resolved.train.pack_tokens))
+            launching.leave_word(RunHalted.exit_code)
+            os._exit(RunHalted.exit_code)
         if isinstance(error, RunHalted) or launching.lost_sight(error):
             print(f"rank {team.rank}: {str(error).splitlines()[0][:200]}", file=sys.stderr)
             os._exit(launching.LOST)

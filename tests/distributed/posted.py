@@ -26,6 +26,8 @@ while True:
         break
     if os.path.exists(f"{folder}/end.{rank}.{attempt}"):
         code = int(open(f"{folder}/end.{rank}.{attempt}").read() or 0)
+        if os.path.exists(f"{folder}/word.{rank}.{attempt}"):
+            json.dump({"exit_code": code}, open(os.environ["GROPIUS_OUTCOME"], "w"))
         if code == 0 and rank == "0" and not os.path.exists(f"{folder}/silent.0.{attempt}"):
             json.dump({"exit_code": 0}, open(os.environ["GROPIUS_OUTCOME"], "w"))
         sys.exit(code)

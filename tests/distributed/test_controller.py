@@ -80,6 +80,19 @@ def test_who_only_lost_sight_of_another_is_not_who_is_named(tmp_path: Path) -> N
     assert "cluster.restarts = 0" in str(run.code) and not any(map(alive, run.pids))
 
 
+def test_a_rank_that_leaves_word_of_the_end_ends_the_run_and_none_is_started_again(tmp_path: Path) -> None:
+    """As one does whose memory ran out: it would again."""
+
+    def act(run: Ran) -> None:
+        run.pid(0, 0), run.pid(1, 0)
+        (run.folder / "word.1.0").touch()
+        run.finish(0, rank=1, code=1)
+        run.finish(0, rank=0, code=75)
+
+    run = Ran(tmp_path, job(), act)
+    assert run.code == 1 and len(run.pids) == 2 and not any(map(alive, run.pids))
+
+
 def test_a_machine_that_falls_silent_is_named_and_ends_its_own_process(tmp_path: Path) -> None:
     def act(run: Ran) -> None:
         run.pid(0, 0), run.pid(1, 0)

@@ -17,8 +17,10 @@ import numpy as np
 import pytest
 
 from gropius.distributed.keeper import BOOK
-from gropius.rewards.host import CODEC, receive
+from gropius.rewards import remote_worker
 from gropius.rewards.pool import PooledScorer
+from gropius.rewards.remote_worker import CODEC, RemoteWorker, receive
+from gropius.rewards.worker import WorkerLost
 from gropius.types import Episode, Task, Turn
 
 FUNCTION = """
@@ -92,6 +94,36 @@ def test_a_host_that_is_killed_costs_nothing_but_one_more_question(hosts: Hosts,
         assert scorer.counts.crashes == 1 and scorer.counts.calls == 3 and scorer.counts.timeouts == 0
     finally:
         scorer.close()
+
+
+def test_a_host_that_is_cut_off_and_no_longer_listed_costs_one_more_question_and_voids_nothing(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    """Stopped, it keeps its connections and answers nothing, as behind a cable that is pulled."""
+    first = hosts.start()
+    scorer = pool(tmp_path)
+    try:
+        assert values(scorer, "a") == [1.0]
+        first.send_signal(signal.SIGSTOP)
+        hosts.ports.clear()
+        hosts.start()
+        assert values(scorer, "cc") == [2.0]
+        assert scorer.counts.crashes == 1 and scorer.counts.timeouts == 0
+    finally:
+        scorer.close()
+
+
+def test_a_host_that_is_listed_and_silent_is_lost_and_its_question_is_not_late(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Late is what the host itself says of a function; only that is not asked again."""
+    place = ["127.0.0.1", 1, "reward host 0"]
+    hosts.book.write_text(json.dumps({"hosts": 1, "rewards": [place], "engines": {}}))
+    monkeypatch.setattr(remote_worker, "START_S", -1e6)
+    here, there = socket.socketpair()
+    with here, there, pytest.raises(WorkerLost, match="reward host 0 was lost: it does not answer") as found:
+        RemoteWorker(here, place).ask([episode(0, "a")], 1.0)
+    assert not found.value.timeout
 
 
 def test_a_stranger_is_not_heard(hosts: Hosts, tmp_path: Path) -> None:

@@ -323,7 +323,7 @@ def run(job: dict[str, Any]) -> Any:
     else:
         resolved = resolve(RECIPE, settings)
     if crew.follows(resolved):
-        crew.follow(resolved)
+        crew.follow(resolved, print)
         return None
     progress = Silent()
     with crew.leading(resolved, lambda error: print(error, file=sys.stderr)) as team:

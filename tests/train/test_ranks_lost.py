@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,7 +65,9 @@ def children(pid: int) -> dict[int, str]:
     return found
 
 
-def started(tmp_path: Path, steps: int, act: Callable[[int, dict[int, str]], None]) -> tuple[int, str, list[int]]:
+def started(
+    tmp_path: Path, steps: int, act: Callable[[int, dict[int, str]], None], **environment: str
+) -> tuple[int, str, list[int]]:
     """Train over two ranks and act once when step 2 is told: exit code, what was said, the ranks at that time."""
     recipe = tmp_path / "small.toml"
     recipe.write_text(RECIPE.format(out=tmp_path / "runs", steps=steps))
@@ -73,7 +76,7 @@ def started(tmp_path: Path, steps: int, act: Callable[[int, dict[int, str]], Non
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
     )
     assert process.stderr is not None
     said, ranks = "", {}
@@ -124,3 +127,31 @@ def test_a_signal_finishes_the_step_saves_and_leaves_no_process_behind(tmp_path:
     assert "Traceback" not in said and len(ranks) == 2 and all(map(gone, ranks))
     folder = tmp_path / "runs" / "small"
     assert RunReader(folder).checkpoints()[-1] == RunReader(folder).steps()[-1]
+
+
+FULL = """
+import os, sys
+if os.environ.get("RANK") == os.environ["FULL_RANK"] and "gropius" in " ".join(sys.orig_argv):
+    import torch
+    from gropius.train.optim import Optimiser
+    step, steps = Optimiser.step, []
+    def full(self):
+        steps.append(1)
+        if len(steps) == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return step(self)
+    Optimiser.step = full
+"""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_out_of_memory_on_a_rank_ends_the_run_at_once_and_names_it_and_the_keys(tmp_path: Path, rank: int) -> None:
+    """Not after `cluster.deadline_s`, 600 s here: the others are in the middle of an exchange with it."""
+    (tmp_path / "sitecustomize.py").write_text(FULL)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    began = time.monotonic()
+    code, said, ranks = started(tmp_path, 6, lambda *_: None, PYTHONPATH=path, FULL_RANK=str(rank))
+    assert code == 1 and time.monotonic() - began < 300, said
+    assert f"rank {rank} ran out of memory (CUDA out of memory. Tried to allocate 2.00 GiB)" in said, said
+    assert "train.pack_tokens" in said and "cluster.shard" in said and "start again" not in said
+    assert "Traceback" not in said and all(map(gone, ranks))

@@ -39,7 +39,7 @@ def over_ranks(
         from gropius import crew
 
         if crew.follows(resolved):
-            crew.follow(resolved)
+            crew.follow(resolved, show_error)
             return
         if crew.starts_ranks(resolved):
             with Console() as console:

@@ -78,7 +78,7 @@ class Controller:
         except _Unplaced as error:
             lost = str(error)
         if lost is None:
-            return int(self.ranks[0].seen["word"])
+            return int(next(word for part in self.ranks if (word := part.seen.get("word")) is not None))
         self._end(self.ranks)
         if self._asked:
             self._note(f"{lost}; nothing more was saved")
@@ -92,12 +92,12 @@ class Controller:
         return None
 
     def _watch(self) -> str | None:
-        """Until rank 0 has left word of how it ended (None), or somebody was lost: who."""
+        """Until a rank has left word of how the run ended (None), or somebody was lost: who."""
         while True:
             self._look([*self.ranks, *self.others])
             self._mend()
             self._tell()
-            if self.ranks[0].seen.get("word") is not None:
+            if any(part.seen.get("word") is not None for part in self.ranks):
                 self._await_end()
                 return None
             if any(part.lost for part in self.ranks):

@@ -44,7 +44,7 @@ class Launch:
 
 
 def leave_word(exit_code: int) -> bool:
-    """Rank 0: say how it ended. False where nobody asked (torchrun itself started it)."""
+    """A rank, rank 0 as a rule: say how the run ended. False where nobody asked (torchrun itself started it)."""
     path = os.environ.get(OUTCOME)
     if path is None:
         return False

@@ -53,16 +53,16 @@ class World:
         self._store = dist.distributed_c10d._get_default_store()
         self._calls = 0
 
-    def call(self) -> None:
+    def call(self, patience_s: float = 0.0) -> None:
         """Rank 0: tell the others that something is to be done together; they wait for it in `await_call`.
 
-        Errors: RuntimeError, one that `launch.lost_sight` knows, naming the ranks that are gone or do not come within
-        the deadline.
+        patience_s: until they are there; 0: the deadline. Errors: RuntimeError, one that `launch.lost_sight` knows,
+        naming the ranks that are gone or do not come by then.
         """
         self._calls += 1
         self._store.set(f"gropius/call/{self._calls}", "1")
         self._store.delete_key(f"gropius/call/{self._calls - 1}")
-        self._meet()
+        self._meet(patience_s or self.deadline_s)
 
     def await_call(self) -> None:
         """The other ranks: wait, however long it takes, until rank 0 calls."""
@@ -73,13 +73,11 @@ class World:
                 break
             except dist.DistStoreError:  # nothing yet
                 continue
-        self._meet()
+        self._meet(self.deadline_s)
 
-    def _meet(self) -> None:
+    def _meet(self, patience_s: float) -> None:
         try:
-            dist.monitored_barrier(
-                self._control, datetime.timedelta(seconds=self.deadline_s), wait_all_ranks=self.rank == 0
-            )
+            dist.monitored_barrier(self._control, datetime.timedelta(seconds=patience_s), wait_all_ranks=self.rank == 0)
         except RuntimeError as error:
             raise RuntimeError(
                 f"the trainer ranks do not meet (cluster.deadline_s = {self.deadline_s:g} s): "

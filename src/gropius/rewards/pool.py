@@ -20,7 +20,7 @@ from typing import Any, Literal, cast
 from gropius.distributed.keeper import book
 from gropius.errors import RewardError
 from gropius.rewards.base import NOTHING_APPLIES, Memory
-from gropius.rewards.host import RemoteWorker
+from gropius.rewards.remote_worker import RemoteWorker
 from gropius.rewards.worker import Worker, WorkerLost
 from gropius.types import Episode, Outcome, Place, Status, Verdict, void
 

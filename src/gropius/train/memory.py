@@ -32,12 +32,10 @@ def with_less(run: Run, work: Callable[[], T]) -> T:
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            reason = str(error).splitlines()[0][:200] if str(error) else "no memory"
-        if not learner.team.alone:  # the others stand in the middle of an exchange
-            raise RunHalted(
-                f"rank 0 ran out of memory ({reason}); write a smaller train.pack_tokens than "
-                f'{learner.settings.pack_tokens}, or cluster.shard = "all", and resume the run'
-            )
+            reason = first_words(error)
+            if not learner.team.alone:  # the others stand in the middle of an exchange
+                learner.team.astray = True
+                raise of_a_rank(learner.team.rank, error, learner.settings.pack_tokens) from None
         if any(float(value) > steps for name, value in learner.optimiser.tensors().items() if name.endswith(".step")):
             raise RunHalted(
                 f"memory ran out while the optimiser moved the weights ({reason}); they are half old and half new. "
@@ -52,6 +50,19 @@ def with_less(run: Run, work: Callable[[], T]) -> T:
             f"step {run.state.step + 1}: out of memory ({reason}); the same batch again in packs of {smaller} tokens, "
             "and so from now on. Write train.pack_tokens to keep it"
         )
+
+
+def of_a_rank(rank: int, error: BaseException, pack_tokens: int) -> RunHalted:
+    """What is said when memory runs out on one of several ranks: to start again would end in the same way."""
+    return RunHalted(
+        f"rank {rank} ran out of memory ({first_words(error)}); write a smaller train.pack_tokens than {pack_tokens}, "
+        'or cluster.shard = "all", and resume the run'
+    )
+
+
+def first_words(error: BaseException) -> str:
+    """The first line of an error, cut."""
+    return str(error).splitlines()[0][:200] if str(error) else "no memory"
 
 
 def shrink(run: Run, pack_tokens: int) -> None:

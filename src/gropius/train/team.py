@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 CODEC = Codec((TrainSequence, OptimiserSettings))
 POLICY, REFERENCE, CRITIC = "policy", "reference", "critic"
+GOODBYE_S = 10.0
 HANDED, SAVED = "handed", "saved"  # what of the policy engines are handed, and what a checkpoint saves
 
 
@@ -58,6 +59,7 @@ class Team:
         self._held: dict[str, Callable[[], Mapping[str, Tensor]]] = {}
         self._optimisers: dict[str, Optimiser] = {}
         self.transfer: Transfer | None = None
+        self.astray = False
 
     @property
     def size(self) -> int:
@@ -243,8 +245,14 @@ class Team:
         return distribute_tensor(everybody, like.device_mesh, like.placements, src_data_rank=None)
 
     def close(self) -> None:
-        """Rank 0: the run is over, however it ended; the others leave too."""
-        self.lead("end")
+        """Rank 0: the run is over, however it ended; the others leave too.
+
+        One that does not come within GOODBYE_S stands in the middle of an exchange, and leaves when this process does;
+        where that is known (`astray`) nobody is waited for.
+        """
+        if self.world is not None and self.rank == 0 and not self.astray:
+            self.world.call(GOODBYE_S)
+            self.world.broadcast(CODEC.encode(("end", [])))
 
 
 def moments_of(name: str) -> str:
