@@ -8,7 +8,8 @@ ranks; what a step costs besides, by one and two ranks; and what an update of tw
 From these alone the simulator predicts each layout, and each layout is run: the median of the seconds between two steps
 as a person sees them, the first two left out. The built-in model, one thread a process. Processes share the cores of
 this machine: n that are busy at once get min(1, cores / n) of one each, and that share is what the simulator is told.
-Run it on an idle machine. Exit code 1 where a prediction is off by more than 15 %.
+Run it on an idle machine; what others used of it meanwhile, in cores, is printed. Exit code 1 where a prediction is off
+by more than 15 %.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest import mock
+
+from peer.measure import Neighbours
 
 from gropius import build
 from gropius.plan.cluster import Cluster, Engine, Job, Layout, Trainer, Transfer
@@ -324,17 +327,21 @@ def main() -> None:
     build.torch.set_num_threads(1)
     cores, began, missed = os.cpu_count() or 1, time.monotonic(), []
     with tempfile.TemporaryDirectory(prefix="gropius-simulator-") as scratch:
-        found = known(given, Path(scratch))
+        with Neighbours() as neighbours:
+            found = known(given, Path(scratch))
+        print(f"others used {neighbours.cores:.2f} cores while the pieces were measured")
         print(told(found, given.prompts * SIBLINGS))
         print(f"{'layout':30} {'predicted':>10} {'measured':>10} {'difference':>10}", flush=True)
         for case in CASES:
             if case.name not in given.only:
                 continue
             says = predicted(case, found, given, cores)
-            took, phases = ran(given, Path(scratch), case, given.prompts)
+            with Neighbours() as neighbours:
+                took, phases = ran(given, Path(scratch), case, given.prompts)
             off = says / took - 1
             missed += [case.name] if abs(off) > BOUND else []
-            said = "  ".join(f"{name} {seconds:.3f}" for name, seconds in phases.items())
+            said = f"others {neighbours.cores:.2f} cores  "
+            said += "  ".join(f"{name} {seconds:.3f}" for name, seconds in phases.items())
             print(f"{case.name:30} {says:10.3f} {took:10.3f} {off:+10.1%}  {said}", flush=True)
     print(
         f"{time.monotonic() - began:.0f} s; " + (f"beyond {BOUND:.0%}: {', '.join(missed)}" if missed else "all within")
