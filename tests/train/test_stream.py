@@ -231,6 +231,8 @@ def test_who_drops_throws_a_group_away_that_has_become_too_old_and_counts_it(
     metrics = RunReader(folder).metrics_by_step()
     assert [metrics[step]["responses_aborted"] for step in range(1, 6)] == [0, 0, 4, 0, 0]
     assert metrics[3]["tokens_aborted"] == 8 and metrics[3]["groups_begun"] == 5
+    assert [metrics[step]["responses_resumed"] for step in range(1, 6)] == [0, 4, 0, 0, 0]
+    assert metrics[2]["tokens_resumed"] == 4
     assert all(metrics[step]["staleness/max"] <= 1 for step in range(1, 6))
     state = checkpoint.load(checkpoint.newest(folder / "checkpoints").folder).facts["state"]
     assert state["position"] == state["stream"]["admitted"] == 5 * 4 + 1 and not state["stream"]["untrained"]
