@@ -1,6 +1,7 @@
 """The in-process engine's own promises: what it computes once, what it frees, how it dies, what it says."""
 
 import asyncio
+import weakref
 
 import numpy as np
 import pytest
@@ -158,6 +159,43 @@ def test_captured_steps_draw_what_the_steps_themselves_draw(name, monkeypatch):
             bench.engine.set_policy(version, "")
         assert len(path.graphs) == 0
     assert record.replayed > 2 * record.captured
+
+
+@pytest.mark.parametrize("name", ["llama/own", "qwen2-window/own", "gemma3/transformers"])
+def test_an_engine_at_rest_holds_no_cache_and_draws_the_same_again(name):
+    bench = bench_of(name)
+    path = bench.engine._path
+    first = bench.draw(*batch(max_tokens=12))
+    bench.engine.rest()
+    assert path.cache_bytes == 0
+    for one, other in zip(first, bench.draw(*batch(max_tokens=12)), strict=True):
+        assert one.token_ids.tolist() == other.token_ids.tolist()
+        assert one.logprobs.tobytes() == other.logprobs.tobytes()
+
+
+def test_captured_steps_go_with_the_slots_they_read():
+    bench = bench_of("llama/own")
+    path = bench.engine._path
+    path.graphs = graphs.StepGraphs(path.decoder, Recorded())
+    bench.draw(*batch(max_tokens=12))
+    slots = weakref.ref(path.decoder.keys)
+    bench.engine.rest()
+    assert slots() is None and len(path.graphs) == 0
+
+
+def test_rest_in_the_middle_of_a_response_takes_nothing_from_it():
+    calm, disturbed = bench_of("llama/own"), bench_of("llama/own")
+
+    async def draw():
+        tasks = [asyncio.create_task(disturbed.engine.complete(request)) for request in batch(max_tokens=12)]
+        while not len(disturbed.engine._batch):
+            await asyncio.sleep(0)
+        disturbed.engine.rest()
+        assert disturbed.engine._path.cache_bytes > 0
+        return await asyncio.gather(*tasks)
+
+    for one, other in zip(calm.draw(*batch(max_tokens=12)), asyncio.run(draw()), strict=True):
+        assert one.token_ids.tolist() == other.token_ids.tolist()
 
 
 def test_where_steps_cannot_be_captured_they_run_as_they_are_and_it_is_said():

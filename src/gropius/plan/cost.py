@@ -148,8 +148,7 @@ class Footprint:
     base_bytes: of the process itself. activation_bytes: kept a token for the backward pass, 0 = 34 (4 when recomputed)
     a layer and unit of width. cast_bytes: weights kept once more in the type of the products. logits_bytes: at the
     head, 0 = chunks of 1024 tokens. cache_bytes: of a number in the sampler's cache, 0 = as a rollout weight.
-    keeps_cache: the cache stays while the policy is trained. trained: parameters with a gradient and two moments, 0 =
-    all of them (an adapter has few).
+    trained: parameters with a gradient and two moments, 0 = all of them (an adapter has few).
     """
 
     base_bytes: float = 0.0
@@ -157,7 +156,6 @@ class Footprint:
     cast_bytes: float = 0.0
     logits_bytes: float = 0.0
     cache_bytes: int = 0
-    keeps_cache: bool = False
     trained: int = 0
 
 
@@ -177,14 +175,12 @@ class CostReport:
     fits: bool
     critic: Mapping[str, float]
     assumptions: tuple[str, ...]
-    keeps_cache: bool = False
 
     @property
     def peak_bytes(self) -> float:
-        """Of one device: what is resident, and the larger of rollout cache and training activations (both, if kept)."""
+        """Of one device: the resident, and the larger of the cache and the activations; an engine rests meanwhile."""
         m = self.memory_bytes
-        training = m["activations"] + m["logits"]
-        moving = m["cache"] + training if self.keeps_cache else max(m["cache"], training)
+        moving = max(m["cache"], m["activations"] + m["logits"])
         return m["process"] + m["states"] + m["rollout weights"] + m["reference"] + moving
 
     def as_dict(self) -> dict[str, Any]:
@@ -224,7 +220,7 @@ def cost(shape: ModelShape, workload: Workload, machine: Machine, footprint: Foo
     memory = _memory(shape, workload, machine, known)
     report = CostReport(
         phases, step, step * workload.steps, workload.sequence_tokens * workload.steps, memory, True,
-        _critic(shape, workload, machine, step), _assumptions(workload, machine), known.keeps_cache,
+        _critic(shape, workload, machine, step), _assumptions(workload, machine),
     )  # fmt: skip
     return CostReport(**{**vars(report), "fits": report.peak_bytes <= machine.memory_bytes})
 

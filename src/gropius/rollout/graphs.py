@@ -66,8 +66,9 @@ class StepGraphs:
         return len(self._steps)
 
     def clear(self) -> None:
-        """The weights changed."""
+        """The weights changed, or the slots are others: no step holds on to the ones before."""
         self._steps.clear()
+        self._keys = self._decoder.keys
 
     @torch.inference_mode()
     def step(self, ids: Tensor, positions: Tensor, width: int) -> Tensor:

@@ -72,6 +72,10 @@ class DecodePath(Protocol):
         """Keep the rows `order`, renumbered in that order; they use at most `positions` positions so far."""
         ...
 
+    def rest(self) -> None:
+        """No row is active: give the memory of keys and values back."""
+        ...
+
     @property
     def cache_bytes(self) -> int:
         """Memory of keys and values now."""
@@ -144,6 +148,12 @@ class SlotPath:
             self.decoder.move(order[moved].tolist(), moved.tolist(), positions)
         self.decoder.shared.keep(order)
         self._rows = len(order)
+
+    def rest(self) -> None:
+        """Give the slots back; captured steps go with them."""
+        self.decoder.release()
+        if self.graphs is not None:
+            self.graphs.clear()
 
     @property
     def cache_bytes(self) -> int:
@@ -258,6 +268,9 @@ class CachePath:
                 rows = torch.from_numpy(mine).to(self.device)
                 cohorts.append(Cohort(_rows_of(cohort.cache, rows), cohort.mask[rows], len(mine)))
         self._cohorts = cohorts
+
+    def rest(self) -> None:
+        """Nothing to do: a cache goes with its last row."""
 
     @property
     def cache_bytes(self) -> int:

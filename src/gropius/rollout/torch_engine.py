@@ -143,8 +143,10 @@ class TorchEngine:
         self._version, self._digest = version, digest
 
     def rest(self) -> None:
-        """What was kept between turns is dropped; the slots stay: the next step needs them again."""
+        """What was kept between turns is dropped, and the slots, unless a response is still being drawn in them."""
         self._pasts.clear()
+        if not len(self._batch):
+            self._path.rest()
 
     async def close(self) -> None:
         """End all waiting calls with EngineError and refuse later ones."""

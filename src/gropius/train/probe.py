@@ -93,7 +93,7 @@ class Probe:
         on_cpu = self.forward.head.weight.device.type == "cpu"
         return Footprint(
             base_bytes=base_bytes, activation_bytes=slope, cast_bytes=max(small[1] - slope * small[0], 0.0),
-            logits_bytes=16.0 * chunk + 4.0 * head + cast, cache_bytes=4 if on_cpu else 0, keeps_cache=True,
+            logits_bytes=16.0 * chunk + 4.0 * head + cast, cache_bytes=4 if on_cpu else 0,
             trained=sum(p.numel() for p in self.loaded.model.parameters() if p.requires_grad),
         )  # fmt: skip
 
