@@ -24,6 +24,16 @@ from gropius.train.sameness import compare
 SETTINGS = ["train.steps=4", "eval.before=false", "train.learning_rate=3e-3"]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def heard() -> Iterator[None]:
+    """SIGHUP as a terminal leaves it, also where these tests run under nohup; processes started here inherit that."""
+    before = signal.getsignal(signal.SIGHUP)
+    if before is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_small(tmp_path_factory.mktemp("straight"), *SETTINGS)[0]
