@@ -198,6 +198,7 @@ def test_a_run_goes_on_with_what_was_on_its_way_and_draws_no_token_of_it_twice(
         build.resume(again, None, Silent())
         assert keys(again) == keys(straight)
         for later in range(step + 1, 6):
+            assert RunReader(again).metrics_by_step()[later]["staleness/max"] <= 2  # when a version was made is known
             for row in RunReader(again).rollouts(later):
                 mine, theirs = (versions_of(r) < version for r in (row, rows[row.group_id, row.member]))
                 before = rows[row.group_id, row.member]
